@@ -40,14 +40,14 @@ LARGE = {"MODEL": "124m", "BLOCK_SIZE": "1024", "BATCH_SIZE": "32", "COMPILE": "
 COMMON = {
     **{"OPTIMIZER": "adamw", "LEARNING_RATE": "1e-3", "WARMUP_STEPS": "10", "NUM_GPUS": "1"},
     **{"EVAL_INTERVAL": "1000000", "EVAL_SAMPLES": "8", "LOG_INTERVAL": "1", "SAVE_CHECKPOINT": "n"},
-    **{"DATASET": "shards", "GPU_MONITOR": "n", "REUSE": "n", "ALLOW_RISK": "y"},
+    **{"DATASET": "shards", "GPU_MONITOR": "n", "REUSE": "n", "PREFLIGHT": "n", "ALLOW_RISK": "y"},
 }
 # Run with the code of a checkout, by the functions of docs/from-python.md.
 MAKE = """
 import json, sys
 from kmatrix.experiment.make import make_matrix
 from kmatrix.experiment.plan import plan_matrix
-matrix = make_matrix(plan_matrix(sys.argv[1], **json.loads(sys.argv[2])), preflight=False, reuse=False)
+matrix = make_matrix(plan_matrix(sys.argv[1], **json.loads(sys.argv[2])), reuse=False)
 run = matrix.runs()[0]
 if not run.run_json.exists():
     from kmatrix.records.matrix import make_files

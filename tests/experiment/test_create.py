@@ -141,9 +141,25 @@ def test_a_matrix_that_cannot_be_written_leaves_nothing(program: Program, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("kmatrix.experiment.create.copy_code", full)
-    with pytest.raises(Exception, match=r"(?s)cannot write .*No space left on device"):
+    with pytest.raises(OSError, match="No space left on device"):
         make(program)
     assert list((program.folder / "results").iterdir()) == []
+
+
+@pytest.mark.process
+def test_two_matrices_of_one_name_never_share_a_folder_of_checkpoints(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmatrix.experiment.create.next_path", lambda results, _now: results / "test_matrix_results_1")
+    disk = program.folder / "disk"
+    for results in ("a", "b"):
+        plan = program.plan(*ARGUMENTS, f"RESULTS_DIR={program.folder / results}", f"CHECKPOINT_DIR={disk}")
+        if results == "a":
+            assert read_plan(make_matrix(plan).path).checkpoints == str(disk / "test_matrix_results_1")
+        else:
+            with pytest.raises(FileExistsError):
+                make_matrix(plan)
+    assert list((program.folder / "b").iterdir()) == []
 
 
 @pytest.mark.process
@@ -152,7 +168,7 @@ def test_a_matrix_that_cannot_be_written_leaves_nothing(program: Program, monkey
     [
         (["ON_FINISH=no-such-program"], "no-such-program"),
         (["TRACKER=wandb"], "wandb"),
-        (["CHECKPOINT_DIR=Kconfig/x"], "cannot make checkpoints in"),
+        (["CHECKPOINT_DIR=Kconfig/x"], "Not a directory"),
         (["DATASET=folder", "DATA_PATH=nothing"], "no text files at"),
         (["DEVICE=cuda"], "no run of this matrix can run on this machine"),
         ([], "torch is not installed"),

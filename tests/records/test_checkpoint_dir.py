@@ -8,7 +8,6 @@ import pytest
 
 from kmatrix.errors import ConfigError, LaunchError
 from kmatrix.experiment import settings
-from kmatrix.experiment.create import new_folder
 from kmatrix.records.checkpoint_dir import (
     check_own_files,
     checkpoint_dir,
@@ -45,7 +44,8 @@ def copied(matrix):
 def outside(tmp_path):
     """Return a matrix whose checkpoints are below CHECKPOINT_DIR."""
     matrix = make(tmp_path / "results" / NAME)
-    folder = new_folder(tmp_path / "disk", matrix.path)
+    folder = tmp_path / "disk" / NAME
+    folder.mkdir(parents=True)
     write_json(matrix.matrix_json, {**read_json(matrix.matrix_json), "checkpoints": str(folder)})
     return matrix
 
@@ -81,9 +81,3 @@ def test_the_command_line_gives_a_copy_another_folder_or_that_of_an_original_tha
     shutil.rmtree(outside.path)
     take_folder(copy, tmp_path / "disk")
     assert own_checkpoint_dir(copy.run("a")) == folder / "a"
-
-
-def test_two_matrices_of_one_name_get_two_folders(tmp_path):
-    matrices = [make(tmp_path / place / NAME) for place in ("a", "b")]
-    folders = [new_folder(tmp_path / "disk", matrix.path).name for matrix in matrices]
-    assert folders == [NAME, f"{NAME}_2"]

@@ -156,7 +156,7 @@ def test_a_full_disk_loses_no_finished_run_and_the_matrix_continues_once_there_i
     there = set(disk.seen.iterdir())
     refused = run("test-matrix", *TINY, f"RESULTS_DIR={disk.place}")
     assert refused.returncode == 2
-    assert re.search(r"error: cannot write \S+\n  why: No space left on device.*\n  hint: free ", refused.stderr)
+    assert re.search(r"error: a disk is full\n  why: No space left on device.*\n  hint: free ", refused.stderr)
     assert set(disk.seen.iterdir()) == there
 
     filler.unlink()

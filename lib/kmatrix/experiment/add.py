@@ -95,6 +95,7 @@ def add_runs(
 
     Raises ConfigError, DataError or LaunchError before anything is changed.
     """
-    contents = contents_of(plan, command=command, on_message=on_message)
-    add_to(matrix, contents, neutral=plan.neutral if plan.config.reuse else None, on_message=on_message)
+    # With the trainer of the matrix, whatever the checkout has by now.
+    contents = contents_of(plan, command=command, code=matrix.path / records.CODE, on_message=on_message)
+    add_to(matrix, contents, on_message=on_message)
     return tuple(contents.runs)

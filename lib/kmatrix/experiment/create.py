@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import shutil
-import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kmatrix.clock import clock
-from kmatrix.errors import LaunchError, is_full, reason_of
 from kmatrix.experiment.configure import OnMessage, ignore
 from kmatrix.experiment.provenance import Code, copy_code
 from kmatrix.experiment.reuse import reuse_runs
@@ -27,7 +23,7 @@ from kmatrix.records.paths import STAGED, MatrixDir, next_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What the folder of a matrix is made from."""
+    """What the folder of a matrix is made from, or extended with."""
 
     about: dict[str, Any]  # matrix.json without its runs
     runs: dict[str, dict[str, Any]]  # run -> its run.json, and `config` as in matrix.json
@@ -35,90 +31,52 @@ class Contents:
     sources: Path  # folder with the sources of the trainer
     code: Code  # its state
     skipped: Mapping[str, str]  # run -> why it cannot run here
+    neutral: frozenset[str] | None  # fields that cannot change a result; None: no results of other matrices are reused
 
 
 def create(
-    contents: Contents,
-    results_dir: Path,
-    checkpoint_dir: Path | None = None,
-    *,
-    neutral: Collection[str] | None = None,
-    on_message: OnMessage = ignore,
+    contents: Contents, results_dir: Path, checkpoint_dir: Path | None = None, *, on_message: OnMessage = ignore
 ) -> MatrixDir:
     """Make the folder of a matrix, and return it. The folder of a run is made when somebody takes the run.
 
-    checkpoint_dir: None if checkpoints are saved in the run directories.  neutral: fields of the trainer that cannot
-    change a result, if finished runs of other matrices are reused.  on_message: called with each note.
+    checkpoint_dir: None if checkpoints are saved in the run directories.  on_message: called with each note.
     """
     staged, path = _stage(results_dir)
-    folder = None
     try:  # complete, or not there
-        with _full_disk_named(path):
-            folder = new_folder(checkpoint_dir, path) if checkpoint_dir else None
-            write_text(staged.config, contents.config)
-            copy_code(contents.sources, contents.code, staged.path / CODE)
-            runs = _reused(staged, contents.runs, results_dir, neutral, on_message)
-            common = common_of(runs)
-            place = {"name": path.name, "place": str(path.resolve()), "checkpoints": str(folder) if folder else None}
-            listed = [planned(common, run) for run in runs]
-            write_json(staged.matrix_json, {**contents.about, **place, "common": common, "runs": listed})
-            _skip(staged, contents.skipped)
-            sync_folder(staged.path)
-            staged.path.rename(path)
-            sync_folder(path.parent)
+        folder = checkpoint_dir.resolve() / path.name if checkpoint_dir else None
+        write_text(staged.config, contents.config)
+        copy_code(contents.sources, contents.code, staged.path / CODE)
+        runs = _reused(staged, contents, results_dir, on_message)
+        common = common_of(runs)
+        place = {"name": path.name, "place": str(path.resolve()), "checkpoints": str(folder) if folder else None}
+        listed = [planned(common, run) for run in runs]
+        write_json(staged.matrix_json, {**contents.about, **place, "common": common, "runs": listed})
+        _skip(staged, contents.skipped)
+        sync_folder(staged.path)
+        if folder:  # never one that exists: matrices of two results folders may have the same name
+            folder.mkdir(parents=True)
+        staged.path.rename(path)
+        sync_folder(path.parent)
     except BaseException:  # a full disk, Ctrl+C: nothing refers to these files
         shutil.rmtree(staged.path, ignore_errors=True)
-        if folder and not path.exists():
-            shutil.rmtree(folder, ignore_errors=True)
         raise
     return MatrixDir(path)
 
 
-def add_to(
-    matrix: MatrixDir,
-    contents: Contents,
-    *,
-    neutral: Collection[str] | None = None,
-    on_message: OnMessage = ignore,
-) -> None:
-    """Add runs to a matrix. contents: of these runs only.  neutral, on_message: as for `create`."""
-    with _full_disk_named(matrix.path):
-        check_own_files(matrix)
-        record = read_json(matrix.matrix_json)
-        code = {"code": record["provenance"]["code"]}
-        if contents.code.sha256 != code["code"]:
-            on_message(
-                "note: the trainer's code has changed since this matrix was made; its new runs train that of the "
-                "matrix (`make continue CODE=checkout` takes the present one)"
-            )
-        added = {name: {**run, "provenance": {**run["provenance"], **code}} for name, run in contents.runs.items()}
-        runs = _reused(matrix, added, matrix.path.parent, neutral, on_message)
-        listed = [*record["runs"], *(planned(record["common"], run) for run in runs)]
-        changed = {name: contents.about[name] for name in ("axes", "overrides", "equal", "verdict")}
-        write_json(matrix.matrix_json, {**record, **changed, "runs": listed})
-        _skip(matrix, contents.skipped)
+def add_to(matrix: MatrixDir, contents: Contents, *, on_message: OnMessage = ignore) -> None:
+    """Add runs to a matrix. contents: of these runs only.  on_message: as for `create`."""
+    check_own_files(matrix)
+    record = read_json(matrix.matrix_json)
+    runs = _reused(matrix, contents, matrix.path.parent, on_message)
+    listed = [*record["runs"], *(planned(record["common"], run) for run in runs)]
+    changed = {name: contents.about[name] for name in ("axes", "overrides", "equal", "verdict")}
+    write_json(matrix.matrix_json, {**record, **changed, "runs": listed})
+    _skip(matrix, contents.skipped)
 
 
-@contextmanager
-def _full_disk_named(path: Path) -> Iterator[None]:
-    """Turn the error of a full disk into a LaunchError. path: of the matrix."""
-    try:
-        yield
-    except OSError as error:
-        if not is_full(error):
-            raise
-        hint = "free some space, then run it again"
-        raise LaunchError(f"cannot write {path}", why=str(error.strerror), hint=hint) from error
-
-
-def _reused(
-    matrix: MatrixDir,
-    runs: Mapping[str, dict[str, Any]],
-    results_dir: Path,
-    neutral: Collection[str] | None,
-    on_message: OnMessage,
-) -> list[dict[str, Any]]:
+def _reused(matrix: MatrixDir, contents: Contents, results_dir: Path, on_message: OnMessage) -> list[dict[str, Any]]:
     """Return all runs, after the results of those that have finished in other matrices were copied."""
+    runs, neutral = contents.runs, contents.neutral
     found = {} if neutral is None else reuse_runs(matrix.path, results_dir, runs, neutral)
     for name, source in found.items():
         on_message(f"{name}: reused from {source} (REUSE=n trains it again)")
@@ -132,27 +90,16 @@ def _skip(matrix: MatrixDir, skipped: Mapping[str, str]) -> None:
         change(matrix.path, lambda known: replaced(known, runs={**known.runs, **requests}))
 
 
-def new_folder(base: Path, path: Path) -> Path:
-    """Make the folder for the checkpoints of a new matrix below CHECKPOINT_DIR, and return it. path: of the matrix."""
-    base.mkdir(parents=True, exist_ok=True)
-    names = itertools.chain([path.name], (f"{path.name}_{number}" for number in itertools.count(2)))
-    # Never one that exists: matrices of two results folders may have the same name.
-    folder = next(base.resolve() / name for name in names if not (base / name).exists())
-    folder.mkdir()
-    return folder
-
-
 def common_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what the values of run.json of all runs share. Those of `symbols` and `train` are compared one by one."""
-    first = runs[0] if runs else {}
-    return _shared(first, runs, OWN) | {key: _shared(first.get(key, {}), [run[key] for run in runs]) for key in INNER}
+    return _shared(runs, OWN) | {key: _shared([run[key] for run in runs]) for key in INNER}
 
 
-def _shared(first: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], own: Sequence[str] = ()) -> dict[str, Any]:
+def _shared(values: Sequence[Mapping[str, Any]], own: Sequence[str] = ()) -> dict[str, Any]:
     return {
         key: value
-        for key, value in first.items()
-        if key not in own and all(key in run and run[key] == value for run in runs)
+        for key, value in values[0].items()
+        if key not in own and all(key in one and one[key] == value for one in values)
     }
 
 
@@ -176,32 +123,11 @@ def config_lines(common: str, own: str) -> dict[str, str]:
     return found | ({MORE: "\n".join([*more, ""])} if more else {})
 
 
-def check_writable(folder: Path, content: str, argument: str) -> None:
-    """Raise LaunchError if a folder is not writable. content, argument: what it gets, and the symbol that sets it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Tried, not asked: permission bits say little about network file systems.
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".kmatrix_"):
-            pass
-    except OSError as error:
-        raise LaunchError(
-            f"cannot make {content} in {folder}", why=reason_of(error), hint=f"pass {argument}=<a folder of yours>"
-        ) from None
-
-
 def _stage(results_dir: Path) -> tuple[MatrixDir, Path]:
-    """Make a hidden directory for a new matrix, and return it with the path that the matrix will have.
-
-    A second matrix in the same second gets a number after its name.
-    """
+    """Make a hidden directory for a new matrix, and return it with the path that the matrix will have."""
     while True:
         path = next_path(results_dir, clock.now())
         staged = path.with_name(f".{path.name}{STAGED}")
-        try:
-            staged.mkdir()  # atomic: of two commands in the same second, each gets its own directory
-        except FileExistsError:
-            continue
-        if os.path.lexists(path):  # the other command was faster
-            staged.rmdir()
-            continue
-        return MatrixDir(staged), path
+        with suppress(FileExistsError):  # of another command in the same second: the next path has a number
+            staged.mkdir()
+            return MatrixDir(staged), path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from kmatrix.config import Config, RunConfig, cpu_threads, environment, with_voc
 from kmatrix.errors import LaunchError
 from kmatrix.experiment.cluster.jobs import planned_jobs
 from kmatrix.experiment.configure import OnMessage, ignore, text_of_config
-from kmatrix.experiment.create import Contents, check_writable, config_lines, create
+from kmatrix.experiment.create import Contents, config_lines, create
 from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.experiment.inputs.benchmarks import benchmark_files, fetch_benchmarks
 from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data, refuse_downloads
@@ -19,27 +20,21 @@ from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
 from kmatrix.experiment.provenance import code_of, keys_in_code, provenance
 from kmatrix.matrix.expand import visit
-from kmatrix.plan.feasibility import detected, expected_seconds, middle_mfu
+from kmatrix.plan.feasibility import expected_seconds
 from kmatrix.records.dataset import Dataset, sha256_of_reading
 from kmatrix.records.decode import as_json
 from kmatrix.records.matrix import SLURM
 from kmatrix.records.paths import ROOT, MatrixDir, below_root
 from kmatrix.records.runs import Provenance, Tracking
-from kmatrix.redaction.redactor import redact
 from kmatrix.runner.conclude import command_of
-from kmatrix.text import make_command, shortened
+from kmatrix.text import make_command
 from kmatrix.track.available import need_trackers, own_project
-
-# Characters of the command in each run.json: with thousands of values of an axis, each of thousands of runs would list
-# all of them. matrix.json has the whole command.
-MOST_COMMAND = 500
 
 
 def make_matrix(
     plan: Plan,
     *,
     command: str = "from Python",
-    preflight: bool | None = None,
     reuse: bool = True,
     shards: int = 0,
     code: Path = ROOT,
@@ -48,41 +43,39 @@ def make_matrix(
 ) -> MatrixDir:
     """Make the folder of a matrix, after all checks, and return the matrix. Its data are prepared first.
 
-    command: recorded in matrix.json.  preflight: run two steps of each shape first; None: as configured.
-    reuse: reuse finished runs of other matrices, if REUSE is set, too.  shards: training shards of the dataset, as
-    in an earlier run.  code: folder with the sources of the trainer.
+    command: recorded in matrix.json.  reuse: reuse finished runs of other matrices, if REUSE is set, too.
+    shards: training shards of the dataset; 0: as many as the runs need.  code: folder with the sources of the trainer.
     on_message: called with notes and warnings.  run_trials: trains the runs of a preflight; by default on this machine.
-    Raises ConfigError, DataError or LaunchError before anything is made.
+    Raises ConfigError, DataError, LaunchError or OSError before anything is made.
     """
-    contents = contents_of(plan, command=command, shards=shards, code=code, on_message=on_message)
-    results_dir = below_root(plan.config.results_dir)
-    if plan.config.preflight if preflight is None else preflight:
+    contents = contents_of(plan, command=command, reuse=reuse, shards=shards, code=code, on_message=on_message)
+    if plan.config.preflight:
         try_runs(plan, contents, on_message=on_message, run_trials=run_trials)
     checkpoint_dir = below_root(plan.config.checkpoint_dir) if plan.config.checkpoint_dir else None
-    neutral = plan.neutral if reuse and plan.config.reuse else None
-    return create(contents, results_dir, checkpoint_dir, neutral=neutral, on_message=on_message)
+    return create(contents, below_root(plan.config.results_dir), checkpoint_dir, on_message=on_message)
 
 
 def contents_of(
     plan: Plan,
     *,
     command: str,
+    reuse: bool = True,
     shards: int = 0,
     code: Path = ROOT,
     on_message: OnMessage = ignore,
 ) -> Contents:
     """Check all that would fail later, prepare the data, and return what a matrix is made from.
 
-    The arguments are those of `make_matrix`. Raises ConfigError, DataError or LaunchError.
+    The arguments are those of `make_matrix`, and the errors.
     """
-    skipped = check(plan, on_message)
-    runnable = [config.train for name, config in plan.configs.items() if name not in skipped]
+    check(plan, on_message)
+    runnable = [config.train for name, config in plan.configs.items() if name not in plan.skipped]
     fetch_benchmarks(runnable, plan.data_dir)
     if plan.config.engine == SLURM:
         refuse_downloads(plan.data_dir, runnable)
     data = prepare_data(plan.data_dir, runnable, shards)
     configs = {name: _with_data(config, data) for name, config in plan.configs.items()}
-    trains = {name: config.train for name, config in configs.items() if name not in skipped}
+    trains = {name: config.train for name, config in configs.items() if name not in plan.skipped}
     check_fit(plan.initial, trains, prepared=True)
     for line in data_lines([*trains.values()], data):
         on_message(line)
@@ -98,15 +91,13 @@ def contents_of(
         config=text,
         sources=code,
         code=state,
-        skipped=skipped,
+        skipped=plan.skipped,
+        neutral=plan.neutral if reuse and plan.config.reuse else None,
     )
 
 
-def check(plan: Plan, on_message: OnMessage) -> dict[str, str]:
-    """Report notes and warnings; return the runs that cannot run here, with the reason.
-
-    Raises ConfigError or LaunchError if no run can start here, or if something would fail only after hours.
-    """
+def check(plan: Plan, on_message: OnMessage) -> None:
+    """Report notes and warnings. Raises an error if no run can start here, or if something would fail only after hours."""
     if plan.machine.nodes and (why := plan.machine.nodes.why_not):
         raise LaunchError(why, hint=f"forecasts work without it: {make_command('plan')}; runs need the scheduler")
     for note in plan.notes:
@@ -118,10 +109,11 @@ def check(plan: Plan, on_message: OnMessage) -> dict[str, str]:
     need_torch()
     need_trackers(plan.config.trackers)
     command_of(plan.config.on_finish)
-    check_writable(below_root(plan.config.results_dir), "a matrix", "RESULTS_DIR")
-    if plan.config.checkpoint_dir:
-        check_writable(below_root(plan.config.checkpoint_dir), "checkpoints", "CHECKPOINT_DIR")
-    return plan.skipped
+    for folder in filter(None, (plan.config.results_dir, plan.config.checkpoint_dir)):
+        below_root(folder).mkdir(parents=True, exist_ok=True)
+        # Tried, not asked: permission bits say little about network file systems.
+        with tempfile.TemporaryDirectory(dir=below_root(folder), prefix=".kmatrix_"):
+            pass
 
 
 def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
@@ -132,12 +124,14 @@ def _with_data(config: RunConfig, data: Mapping[Key, Dataset]) -> RunConfig:
 
 def _about(plan: Plan, configs: Mapping[str, RunConfig], origin: Provenance) -> dict[str, Any]:
     """Return the values of matrix.json that are not those of runs."""
-    axes = [(axis.label, axis.name, [point.text for point in axis.points]) for axis in plan.matrix.axes]
     return {
         "engine": plan.config.engine,
         "created": origin["created"],
         "command": origin["command"],
-        "axes": [{"label": label, "symbol": symbol, "values": values} for label, symbol, values in axes],
+        "axes": [
+            {"label": axis.label, "symbol": axis.name, "values": [point.text for point in axis.points]}
+            for axis in plan.matrix.axes
+        ],
         "overrides": list(plan.overrides),
         # Again: the vocabulary of the data can change a length in tokens.
         "equal": equal_budget(plan.equal_by, configs),
@@ -152,15 +146,12 @@ def _runs(
     plan: Plan, text: str, configs: Mapping[str, RunConfig], data: Mapping[Key, Dataset], origin: Provenance
 ) -> dict[str, dict[str, Any]]:
     """Return run -> the values of its run.json, and the lines of its .config that are not in that of the matrix."""
-    # Redacted before it is cut: the half of a key would not be recognized.
-    origin = {**origin, "command": shortened(redact(origin["command"]), MOST_COMMAND)}
     times = {name: job.seconds for name, job in planned_jobs(plan).items()} if plan.machine.nodes else {}
     base = {plan.tree.axis_of(item.name) for item in plan.base}
     found = {}
     for run in visit(plan.tree, plan.base, plan.matrix.runs):
         config = configs[run.name]
         there = data.get(key(config.train))  # a skipped run may have no data
-        seconds, source = _expected(plan, config, times.get(run.name))
         asked = base | {point.axis for point in run.points}
         found[run.name] = {
             "run_id": run.run_id,
@@ -174,26 +165,19 @@ def _runs(
             "environment": environment(run.values),
             "tracking": as_json(tracking(plan.config)),
             "train_tokens": there.train_tokens if there else None,
-            "expected_s": seconds,
-            "expected_from": source,
+            "expected_s": times.get(run.name) if plan.machine.nodes else _expected_s(plan, config),
             "provenance": origin,
             "config": config_lines(text, plan.tree.config_text()),
         }
     return found
 
 
-def _expected(plan: Plan, config: RunConfig, on_nodes: float | None) -> tuple[float | None, str | None]:
-    """Return the expected time (s) of a run, and its source if that is a model of GPUs; None if unknown.
-
-    on_nodes: on a cluster.
-    """
-    nodes, gpus = plan.machine.nodes, plan.machine.gpus
-    device = nodes.model if nodes else detected(gpus[0].name, gpus[0].memory_total) if gpus else None
-    if config.train.device != "cuda" or device is None:
-        return on_nodes, None
-    seconds = expected_seconds(shape=config.train.shape, train=config.train, tokens=config.tokens, device=device)
-    share = middle_mfu(config.train.shape, config.train, device)
-    return seconds, None if seconds is None else f"an MFU of {share:.0%} on {device.name}"
+def _expected_s(plan: Plan, config: RunConfig) -> float | None:
+    """Return the expected time (s) of a run on the GPUs of this machine; None if unknown, and on the CPU."""
+    if config.train.device != "cuda" or not plan.machine.gpus:
+        return None
+    device = plan.machine.devices(config)[0]
+    return expected_seconds(shape=config.train.shape, train=config.train, tokens=config.tokens, device=device)
 
 
 def _train_fields(plan: Plan, config: RunConfig, data: Dataset | None, cores: int) -> dict[str, Any]:
