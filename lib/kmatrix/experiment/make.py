@@ -97,7 +97,7 @@ def contents_of(
 
 
 def check(plan: Plan, on_message: OnMessage) -> None:
-    """Report notes and warnings. Raises an error if no run can start here, or if something would fail only after hours."""
+    """Report notes and warnings. Raise an error for what would fail only after hours, or if no run can start here."""
     if plan.machine.nodes and (why := plan.machine.nodes.why_not):
         raise LaunchError(why, hint=f"forecasts work without it: {make_command('plan')}; runs need the scheduler")
     for note in plan.notes:
