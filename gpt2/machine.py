@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import resource
 import socket
@@ -33,12 +32,11 @@ def peak_memory_mib(world: World) -> float:
 
 
 def probe() -> dict[str, Any]:
-    """Return versions, whether CUDA is usable or why not, and which pairs of GPUs have peer access."""
+    """Return versions, and whether CUDA is usable or why not."""
     # is_available never raises: it warns with the reason, such as a driver that is too old, and returns False.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
-    pairs = itertools.combinations(range(torch.cuda.device_count() if available else 0), 2)
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
     return {
         "torch": torch.__version__,
@@ -47,7 +45,6 @@ def probe() -> dict[str, Any]:
         "why": "" if available or not caught else str(caught[0].message).split("\n")[0],
         "bf16": available and torch.cuda.is_bf16_supported(),
         "nccl": ".".join(map(str, nccl)) or None,
-        "pairs": [[a, b, torch.cuda.can_device_access_peer(a, b)] for a, b in pairs],
     }
 
 

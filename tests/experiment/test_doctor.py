@@ -10,28 +10,13 @@ import sys
 
 import pytest
 
-from kmatrix.experiment.doctor import (
-    Level,
-    clock,
-    compiler,
-    cores,
-    files,
-    gpus,
-    machine_checks,
-    memory,
-    places,
-    shared_memory,
-    torch_checks,
-)
+from kmatrix.experiment import doctor
 from kmatrix.gpu.nvml.detect import Detected, DriverState, Gpu
 from programs import ROOT, Program, answer_for_pytorch
 
-TWO_GPUS = tuple(Gpu(index=i, name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(2))
+GPUS = tuple(Gpu(index=i, name="NVIDIA A10G", uuid=f"GPU-{i}", memory_total=23028) for i in range(3))
 SECRET = "hf_thisIsNoKey0123456789"
-PROBE_RESULT = {
-    **{"torch": "2.13.0", "cuda": "12.6", "available": True, "why": "", "bf16": True, "nccl": "2.27.3"},
-    "pairs": [[0, 1, True]],
-}
+PROBE_RESULT = {"torch": "2.13.0", "cuda": "12.6", "available": True, "why": "", "bf16": True, "nccl": "2.27.3"}
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +44,6 @@ def test_this_machine_is_described_correctly(tmp_path, monkeypatch):
     assert {check["level"] for check in value["checks"]} <= {"OK", "warning"}
 
 
-def test_keys_are_named_and_their_values_are_not_printed():
-    found = {check.name: check.message for check in machine_checks(ROOT, {"HF_TOKEN": SECRET, "PATH": "/usr/bin"})}
-    assert found["HF_TOKEN"].startswith("set (")
-    assert found["WANDB_API_KEY"].startswith("not set (")
-
-
 def test_an_invalid_configuration_is_reported_with_its_line(tmp_path):
     program = Program(tmp_path)
     program.write("CONFIG_GPT2_SED=1")
@@ -76,38 +55,37 @@ def test_an_invalid_configuration_is_reported_with_its_line(tmp_path):
 
 def test_a_directory_that_cannot_be_written_is_an_error_and_a_missing_one_is_not_created(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
-    (check,) = places({"DATA_DIR": tmp_path / "file" / "data"})
-    assert check.level is Level.BROKEN
+    (check,) = doctor.places({"DATA_DIR": tmp_path / "file" / "data"})
+    assert check.level == "broken"
     assert "DATA_DIR=" in check.hint
-    (check,) = places({"DATA_DIR": tmp_path / "a" / "b"})
-    assert check.level in (Level.OK, Level.WARNING)
+    (check,) = doctor.places({"DATA_DIR": tmp_path / "a" / "b"})
+    assert check.level in ("OK", "warning")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_gpus_used_by_other_processes_give_a_warning():
+def test_gpus_used_by_other_processes_give_a_warning(monkeypatch):
     driver = DriverState(version="550.54", cuda="12.4", free_mib={"GPU-0": 22900, "GPU-1": 9000})
-    found = levels(gpus(Detected(gpus=TWO_GPUS), driver))
-    assert found == {"NVIDIA driver": Level.OK, "GPU 0": Level.OK, "GPU 1": Level.WARNING}
+    monkeypatch.setattr(doctor, "driver_state", lambda _: driver)
+    found = levels(doctor.gpus(Detected(gpus=GPUS)))
+    assert found == {"NVIDIA driver": "OK", "GPU 0": "OK", "GPU 1": "warning", "GPU 2": "OK"}  # of the last, unknown
 
 
 def test_a_machine_without_gpus_is_fine_but_a_driver_that_does_not_respond_gives_a_warning():
-    assert levels(gpus(Detected())) == {"GPUs": Level.OK}
-    assert levels(gpus(Detected(notes=("it does not answer",))))["NVIDIA driver"] is Level.WARNING
+    assert levels(doctor.gpus(Detected())) == {"GPUs": "OK"}
+    assert levels(doctor.gpus(Detected(notes=("it does not answer",))))["NVIDIA driver"] == "warning"
 
 
 def test_the_report_of_pytorch_is_compared_with_the_driver():
     for changes, count, name, level in (
-        ({}, 2, "PyTorch", Level.OK),
-        ({}, 2, "NCCL", Level.OK),
-        ({}, 2, "peer access", Level.OK),
-        ({"pairs": [[0, 1, False]]}, 2, "peer access", Level.WARNING),
-        ({"nccl": None}, 2, "NCCL", Level.WARNING),
-        ({"bf16": False}, 2, "bfloat16", Level.WARNING),
-        ({"cuda": None, "available": False, "pairs": []}, 2, "PyTorch", Level.BROKEN),
-        ({"available": False, "why": "driver too old", "pairs": []}, 2, "PyTorch", Level.BROKEN),
-        ({"cuda": None, "available": False, "pairs": []}, 0, "PyTorch", Level.OK),
+        ({}, 2, "PyTorch", "OK"),
+        ({}, 2, "NCCL", "OK"),
+        ({"nccl": None}, 2, "NCCL", "warning"),
+        ({"bf16": False}, 2, "bfloat16", "warning"),
+        ({"cuda": None, "available": False}, 2, "PyTorch", "broken"),
+        ({"available": False, "why": "driver too old"}, 2, "PyTorch", "broken"),
+        ({"cuda": None, "available": False}, 0, "PyTorch", "OK"),
     ):
-        assert levels(torch_checks({**PROBE_RESULT, **changes}, count))[name] is level
+        assert levels(doctor.torch_checks({**PROBE_RESULT, **changes}, count))[name] == level
 
 
 @pytest.mark.process
@@ -119,19 +97,17 @@ def test_the_probe_prints_one_line_of_json():
     assert set(json.loads(completed.stdout)) == set(PROBE_RESULT)
 
 
-def test_a_container_with_less_cpu_time_than_cores_gives_a_warning(tmp_path):
+def test_a_container_with_less_cpu_time_than_cores_gives_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "QUOTA", tmp_path / "cpu.max")
     (tmp_path / "cpu.max").write_text("50000 100000\n", encoding="ascii")
-    assert "limited to 0.5" in cores(tmp_path / "cpu.max").message
+    assert "limited to 0.5" in doctor.cores().message
     (tmp_path / "cpu.max").write_text("max 100000\n", encoding="ascii")
-    assert cores(tmp_path / "cpu.max").level is Level.OK
+    assert doctor.cores().level == "OK"
 
 
-def test_system_limits_that_are_too_low_give_warnings(tmp_path):
-    assert files(256).level is Level.WARNING
-    assert files(-1).message == "no limit"
-    assert compiler(str(tmp_path)).level is Level.WARNING
-    assert clock(ROOT / "Makefile", 0.0).level is Level.WARNING
-    (tmp_path / "meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable: 1000000 kB\n", encoding="ascii")
-    assert next(memory(tmp_path / "meminfo")).level is Level.WARNING
-    assert not list(memory(tmp_path / "none"))
-    assert not list(shared_memory(tmp_path / "none"))
+def test_a_machine_without_a_compiler_and_with_little_memory_gives_warnings(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "LEAST_MEMORY", 1 << 60)
+    monkeypatch.setattr(doctor, "SHARED", tmp_path / "none")
+    found = levels(doctor.machine_checks())
+    assert (found["C compiler"], found["memory"], len(found)) == ("warning", "warning", 4)

@@ -128,7 +128,7 @@ def answer_for_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"torch": "2.13.0", "cuda": "12.6", "available": True, "why": "", "bf16": True, "nccl": "2.27.3"}
 
     def answer(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 0, json.dumps({**found, "pairs": []}), "")
+        return subprocess.CompletedProcess(command, 0, json.dumps(found), "")
 
     known = SimpleNamespace(run=answer, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(kmatrix.experiment.doctor, "subprocess", known)

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
-from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.config import read
@@ -16,14 +15,14 @@ from kmatrix.engines.kubernetes import Kubernetes
 from kmatrix.engines.slurm import Slurm
 from kmatrix.engines.slurm_nodes import Nodes, read_settings
 from kmatrix.errors import KmatrixError
-from kmatrix.experiment.doctor import Check, Level, broken, gpus, machine_checks, ok, places, torch
+from kmatrix.experiment.doctor import Check, gpus, machine_checks, places, torch
 from kmatrix.gpu.nvml.detect import detect
 from kmatrix.gputop.command import main as gputop_main
 from kmatrix.kconfig.assignments import load_config
 from kmatrix.kconfig.tree import Tree
 from kmatrix.records.decode import SCHEMA
 from kmatrix.records.matrix import KUBERNETES, SLURM, TITLES
-from kmatrix.records.paths import ROOT, below_root, program_environment
+from kmatrix.records.paths import below_root, program_environment
 from kmatrix.simulate.library import simulation
 from kmatrix.text import Column, duration, memory_size, plural, shown, table
 from kmatrix.track.available import PACKAGES, WANDB_SYMBOLS, login, missing
@@ -39,7 +38,7 @@ def doctor(arguments: Arguments) -> int:
         print(json.dumps({"schema": SCHEMA, "checks": [_to_json(check) for check in found]}, indent=2))
     else:
         print("\n".join(lines(found)))
-    return 1 if any(check.level is Level.BROKEN for check in found) else 0
+    return 1 if any(check.is_broken for check in found) else 0
 
 
 def _to_json(check: Check) -> dict[str, str]:
@@ -50,18 +49,18 @@ def lines(found: list[Check]) -> Iterator[str]:
     """Yield the checks as a table, each hint below its check, and the number of problems."""
     rows = []
     for check in found:
-        rows.append((str(check.level), check.name, check.message))
+        rows.append((check.level, check.name, check.message))
         rows += [("", "", f"hint: {check.hint}")] if check.hint else []
     yield from table([Column(title="", words=True)] * 3, rows)
-    counts = [sum(check.level is level for check in found) for level in (Level.WARNING, Level.BROKEN)]
-    yield f"{plural(len(found), 'check')}, {plural(counts[0], 'warning')}, {counts[1]} broken"
+    warnings, broken = ([check.level for check in found].count(level) for level in ("warning", "broken"))
+    yield f"{plural(len(found), 'check')}, {plural(warnings, 'warning')}, {broken} broken"
 
 
 def _checks(arguments: Arguments) -> Iterator[Check]:
-    yield from machine_checks(ROOT, os.environ)
+    yield from machine_checks()
     detected = detect()
     yield from gpus(detected)
-    yield from torch(Path(sys.executable), ROOT, len(detected.gpus))
+    yield from torch(len(detected.gpus))
     yield from _configured(arguments)
 
 
@@ -71,12 +70,12 @@ def trackers(chosen: Collection[str], symbols: Mapping[str, str]) -> Iterator[Ch
         if absent := missing([name]):
             message = f"not installed: {', '.join(absent)}"
             if name in chosen:
-                yield broken(title, f"{message}, but .config uses it", "run `make setup-trackers`")
+                yield Check(title, f"{message}, but .config uses it", "run `make setup-trackers`", is_broken=True)
             else:
-                yield ok(title, f"{message} (TRACKER={name} needs `make setup-trackers`)")
+                yield Check(title, f"{message} (TRACKER={name} needs `make setup-trackers`)")
             continue
         versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES[name])
-        yield ok(title, f"{versions}; {login(symbols, os.environ).describe()}" if name == "wandb" else versions)
+        yield Check(title, f"{versions}; {login(symbols, os.environ).describe()}" if name == "wandb" else versions)
 
 
 def _configured(arguments: Arguments) -> Iterator[Check]:
@@ -88,15 +87,11 @@ def _configured(arguments: Arguments) -> Iterator[Check]:
             load_config(tree, path)
         config = read(tree.typed_values(tree.effective()))
     except KmatrixError as error:  # a finding like the others, not the end of the list
-        yield Check(
-            name=CONFIG,
-            level=Level.BROKEN,
-            message=" ".join(filter(None, (error.what, error.why))),
-            hint=error.hint or "run `make menuconfig`, or choose a defconfig: `make list-defconfigs`",
-        )
+        hint = error.hint or "run `make menuconfig`, or choose a defconfig: `make list-defconfigs`"
+        yield Check(CONFIG, " ".join(filter(None, (error.what, error.why))), hint, is_broken=True)
         return
     message = f"{shown(path)}, every line in effect" if path.exists() else f"no {shown(path)} yet"
-    yield Check(name=CONFIG, level=Level.OK, message=message)
+    yield Check(CONFIG, message)
     yield from trackers(config.trackers, {name: tree.value(name) or "" for name in WANDB_SYMBOLS})
     folders = {"RESULTS_DIR": config.results_dir, "DATA_DIR": config.data_dir, "CHECKPOINT_DIR": config.checkpoint_dir}
     yield from places({name: below_root(folder) for name, folder in folders.items() if folder})
@@ -108,14 +103,14 @@ def cluster(engine: str, symbols: Mapping[str, str]) -> Iterator[Check]:
     try:
         if engine == SLURM:
             found = Slurm(read_settings(symbols, os.environ)).cluster()
-            yield from (ok(f"partition {one.partition}", " ".join(_words(one))) for one in found.nodes)
+            yield from (Check(f"partition {one.partition}", " ".join(_words(one))) for one in found.nodes)
             for problem in found.problems(()):
-                yield broken("Slurm", ": ".join(filter(None, (problem.what, problem.why))), problem.hint)
+                yield Check("Slurm", ": ".join(filter(None, (problem.what, problem.why))), problem.hint, is_broken=True)
         elif engine == KUBERNETES:
             Kubernetes(kubernetes.read_settings(symbols)).poll("km-check")
-            yield ok(TITLES[engine], "answers, and lists Jobs and pods")
+            yield Check(TITLES[engine], "answers, and lists Jobs and pods")
     except KmatrixError as error:
-        yield broken(TITLES[engine], ": ".join(filter(None, (error.what, error.why))), error.hint)
+        yield Check(TITLES[engine], ": ".join(filter(None, (error.what, error.why))), error.hint, is_broken=True)
 
 
 def _words(nodes: Nodes) -> Iterator[str]:
