@@ -41,7 +41,7 @@ def fake_trainer(monkeypatch, tmp_path):
     def fail_for(*optimizers):
         log = tmp_path / "seen.jsonl"
 
-        def copy(_sources, _code, into):
+        def copy(_sources, into):
             (into / "gpt2").mkdir(parents=True)
             (into / "gpt2/__init__.py").touch()
             (into / "gpt2/train.py").write_text(TRAINER.format(bad=optimizers, seen=str(log), fields=FIELDS))

@@ -6,14 +6,7 @@ import subprocess
 
 import pytest
 
-from kmatrix.experiment.provenance import (
-    Code,
-    code_of,
-    copy_code,
-    keys_in_code,
-    provenance,
-    variables,
-)
+from kmatrix.experiment.provenance import copy_code, keys_in_code, provenance, variables
 from kmatrix.records.paths import ROOT
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
@@ -26,8 +19,9 @@ def git(root, *arguments):
 
 
 @pytest.fixture
-def repository(tmp_path):
-    """A repository with the sources of the trainer, all committed."""
+def repository(tmp_path, monkeypatch):
+    """A checkout with the sources of the trainer, all committed."""
+    monkeypatch.setattr("kmatrix.experiment.provenance.ROOT", tmp_path)
     for name in ("README.md", "gpt2/train.py", "lib/kmatrix/records/__init__.py", ".env.example"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one\n")
@@ -41,26 +35,20 @@ def repository(tmp_path):
     return tmp_path
 
 
+def origin_of(sources):
+    return provenance(sources, "kmatrix train", ())
+
+
 @pytest.mark.process
 def test_the_code_is_known_by_its_commit_and_a_copy_of_it_has_the_same_hash(repository, tmp_path_factory):
-    code = code_of(repository, repository)
-    assert (code.commit, code.dirty) == (git(repository, "rev-parse", "HEAD").strip(), False)
+    origin = origin_of(repository)
+    assert (origin["git_commit"], origin["git_dirty"]) == (git(repository, "rev-parse", "HEAD").strip(), False)
     (repository / "gpt2/train.py").write_text("two\n")
-    changed, copy = code_of(repository, repository), tmp_path_factory.mktemp("m") / "code"
-    assert (changed.dirty, changed.sha256 == code.sha256) == (True, False)
-    copy_code(repository, changed, copy)
+    changed, copy = origin_of(repository), tmp_path_factory.mktemp("m") / "code"
+    assert (changed["git_dirty"], changed["code"] == origin["code"]) == (True, False)
+    copy_code(repository, copy)
     assert (copy / "gpt2/train.py").read_text() == "two\n"
-    assert code_of(repository, copy).sha256 == changed.sha256
-
-
-@pytest.mark.process
-def test_the_code_hash_covers_only_the_sources_of_the_trainer(repository):
-    before = code_of(repository, repository)
-    for name in ("tests.py", "lib/kmatrix/packing.py"):
-        (repository / name).write_text("new\n")
-    assert code_of(repository, repository).sha256 == before.sha256
-    (repository / "lib/kmatrix/errors.py").write_text("two\n")
-    assert code_of(repository, repository).sha256 != before.sha256
+    assert origin_of(copy)["code"] == changed["code"]
 
 
 def test_variables_that_may_change_a_result_are_recorded_without_secrets():
@@ -77,9 +65,8 @@ def test_variables_that_may_change_a_result_are_recorded_without_secrets():
 
 @pytest.mark.process
 def test_the_provenance_names_versions_and_machine(repository):
-    (repository / "gpt2/train.py").write_text("two\n")
-    value = provenance(code_of(repository, repository), "kmatrix train", ())
-    assert (value["git_dirty"], value["command"]) == (True, "kmatrix train")
+    value = origin_of(repository)
+    assert value["command"] == "kmatrix train"
     assert value["versions"]["torch"]
     assert value["driver"] is None  # no GPU is used, so the driver is not queried
     assert value["kernel"]
@@ -89,18 +76,14 @@ def test_the_provenance_names_versions_and_machine(repository):
 @pytest.mark.process
 def test_outside_a_repository_the_code_is_identified_by_its_hash(repository):
     (repository / ".git").rename(repository / "git-is-gone")
-    code = code_of(repository, repository)
-    assert (code.commit, code.dirty) == (None, None)
-    assert len(code.sha256) == 64
-
-
-def code_with(*files):
-    return Code(commit=None, dirty=None, files=files, sha256="")
+    origin = origin_of(repository)
+    assert (origin["git_commit"], origin["git_dirty"]) == (None, None)
+    assert len(origin["code"]) == 64
 
 
 def test_a_key_in_the_sources_is_named_by_its_file(tmp_path):
-    for name in ("gpt2", "lib"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.py").write_text(f"import torch\ntoken = 'hf_{'aB3' * 12}'\n")
-    assert keys_in_code(tmp_path, code_with("gpt2/a.py", "lib/a.py")) == ["gpt2/a.py"]
-    assert keys_in_code(ROOT, code_with(*(str(path.relative_to(ROOT)) for path in ROOT.glob("gpt2/**/*.py")))) == []
+    for name in ("gpt2/a.py", "lib/kmatrix/text.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"import torch\ntoken = 'hf_{'aB3' * 12}'\n")
+    assert keys_in_code(tmp_path) == ["gpt2/a.py"]
+    assert keys_in_code(ROOT) == []

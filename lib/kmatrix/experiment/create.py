@@ -11,7 +11,7 @@ from typing import Any
 
 from kmatrix.clock import clock
 from kmatrix.experiment.configure import OnMessage, ignore
-from kmatrix.experiment.provenance import Code, copy_code
+from kmatrix.experiment.provenance import copy_code
 from kmatrix.experiment.reuse import reuse_runs
 from kmatrix.records.checkpoint_dir import check_own_files
 from kmatrix.records.control import Request, change
@@ -29,7 +29,6 @@ class Contents:
     runs: dict[str, dict[str, Any]]  # run -> its run.json, and `config` as in matrix.json
     config: str  # the .config that the matrix is made from
     sources: Path  # folder with the sources of the trainer
-    code: Code  # its state
     skipped: Mapping[str, str]  # run -> why it cannot run here
     neutral: frozenset[str] | None  # fields that cannot change a result; None: no results of other matrices are reused
 
@@ -45,7 +44,7 @@ def create(
     try:  # complete, or not there
         folder = checkpoint_dir.resolve() / path.name if checkpoint_dir else None
         write_text(staged.config, contents.config)
-        copy_code(contents.sources, contents.code, staged.path / CODE)
+        copy_code(contents.sources, staged.path / CODE)
         runs = _reused(staged, contents, results_dir, on_message)
         common = common_of(runs)
         place = {"name": path.name, "place": str(path.resolve()), "checkpoints": str(folder) if folder else None}

@@ -18,7 +18,7 @@ from kmatrix.experiment.inputs.data import Key, data_lines, key, prepare_data, r
 from kmatrix.experiment.inputs.initial import check_fit, initial_fields
 from kmatrix.experiment.plan import Plan, equal_budget, no_gpus, refuse_risks
 from kmatrix.experiment.preflight import try_runs
-from kmatrix.experiment.provenance import code_of, keys_in_code, provenance
+from kmatrix.experiment.provenance import keys_in_code, provenance
 from kmatrix.matrix.expand import visit
 from kmatrix.plan.feasibility import expected_seconds
 from kmatrix.records.dataset import Dataset, sha256_of_reading
@@ -79,10 +79,9 @@ def contents_of(
     check_fit(plan.initial, trains, prepared=True)
     for line in data_lines([*trains.values()], data):
         on_message(line)
-    state = code_of(ROOT, code)
-    if found := keys_in_code(code, state):
+    if found := keys_in_code(code):
         on_message(f"warning: code/ of the matrix will contain what may be keys: {', '.join(found)}")
-    origin, nodes = provenance(state, command, plan.machine.gpus), plan.machine.nodes
+    origin, nodes = provenance(code, command, plan.machine.gpus), plan.machine.nodes
     origin = nodes.provenance(origin) if nodes else origin
     text = text_of_config(plan.tree, plan.lines)
     return Contents(
@@ -90,7 +89,6 @@ def contents_of(
         runs=_runs(plan, text, configs, data, origin),
         config=text,
         sources=code,
-        code=state,
         skipped=plan.skipped,
         neutral=plan.neutral if reuse and plan.config.reuse else None,
     )

@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from kmatrix.clock import clock
 from kmatrix.gpu.nvml.detect import Gpu, driver_state
 from kmatrix.packing import usable_cores
+from kmatrix.records.paths import ROOT
 from kmatrix.records.runs import Provenance
 from kmatrix.redaction.redactor import redactor
 from kmatrix.shapes import cpu_name
@@ -32,19 +32,20 @@ VARIABLES = (  # prefixes
 GIT_S = 60.0
 
 
-def provenance(code: Code, command: str, gpus: Sequence[Gpu]) -> Provenance:
+def provenance(sources: Path, command: str, gpus: Sequence[Gpu]) -> Provenance:
     """Return the provenance in matrix.json and in each run.json.
 
-    gpus: GPUs that runs may use; result.json records those of each run.
+    sources: folder with the sources of the trainer.  gpus: those that runs may use; result.json records those of each
+    run.
     """
-    driver = driver_state(()) if gpus else None
+    changes, driver = _git("status", "--porcelain", "--untracked-files=no"), driver_state(()) if gpus else None
     return {
         "created": clock.now(),
         "command": command,
         "host": socket.gethostname(),
-        "git_commit": code.commit,
-        "git_dirty": code.dirty,
-        "code": code.sha256,
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": None if changes is None else bool(changes),
+        "code": whole(trainer_files(sources)),
         "python": platform.python_version(),
         "executable": sys.executable,
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
@@ -71,48 +72,26 @@ def _version(name: str) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
-    """The state of the code."""
-
-    commit: str | None  # None outside a git repository
-    dirty: bool | None  # None outside a git repository
-    files: tuple[str, ...]  # sources of the trainer, relative to the root
-    sha256: str  # of all of them
-
-
-def code_of(root: Path, sources: Path) -> Code:
-    """Return the state of the code. root: the project's directory.  sources: folder with those of the trainer."""
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-    files = trainer_files(sources)
-    return Code(
-        commit=_git(root, "rev-parse", "HEAD"),
-        dirty=None if changes is None else bool(changes),
-        files=tuple(files),
-        sha256=whole(files),
-    )
-
-
-def copy_code(sources: Path, code: Code, into: Path) -> None:
+def copy_code(sources: Path, into: Path) -> None:
     """Copy the sources of the trainer, so that what was planned is what runs."""
-    for name in code.files:
+    for name in trainer_files(sources):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(sources / name, into / name)
 
 
-def keys_in_code(sources: Path, code: Code) -> list[str]:
-    """Return the files of gpt2/ that may contain a key. Modules of kmatrix name the formats of keys."""
-    found, own = redactor(), [name for name in code.files if name.startswith("gpt2/")]
+def keys_in_code(sources: Path) -> list[str]:
+    """Return the sources of gpt2/ that may contain a key. Modules of kmatrix name the formats of keys."""
+    found, own = redactor(), [name for name in trainer_files(sources) if name.startswith("gpt2/")]
     return [name for name in own if found.keys_in((sources / name).read_text("utf-8", "replace"))]
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """Return what git prints, None outside a repository or without git."""
+def _git(*arguments: str) -> str | None:
+    """Return what git prints about the checkout, None outside a repository or without git."""
     # By default `git status` locks the index, and a commit at the same time could fail.
     quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, timeout=GIT_S, check=True, env=quiet
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, timeout=GIT_S, check=True, env=quiet
         )
     except (OSError, subprocess.SubprocessError):
         return None
