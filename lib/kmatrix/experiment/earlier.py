@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from kmatrix.config import RunConfig
 from kmatrix.plan.cpu import cores_used
 from kmatrix.records.decode import convert
 from kmatrix.records.train_config import TrainConfig
@@ -39,15 +38,12 @@ class EarlierRuns:
         alike = (run for run in self.runs if run.tokens_per_second and shape_of(run.train) == shape)
         return next(((run.tokens_per_second or 0.0, run.name) for run in alike), None)
 
-    def cpu_speeds(self, config: RunConfig) -> list[float]:
-        """Return the FLOP/s per core of runs like this one."""
+    def cpu_speeds(self, train: TrainConfig) -> list[float]:
+        """Return the FLOP/s per core of runs like this one on the CPU."""
         found = []
         for run in self.runs:
-            if run.tokens_per_second and (run.train.get("device"), run.train.get("dtype")) == (
-                "cpu",
-                config.train.dtype,
-            ):
-                was = convert(dict(run.train), TrainConfig, run.name)
-                if config.train.shape.params / ALIKE <= was.shape.params <= config.train.shape.params * ALIKE:
-                    found.append(run.tokens_per_second * was.shape.flops_per_token / cores_used(was))
+            was = convert(dict(run.train), TrainConfig, run.name)
+            size = was.shape.params / train.shape.params
+            if run.tokens_per_second and (was.device, was.dtype) == ("cpu", train.dtype) and 1 / ALIKE <= size <= ALIKE:
+                found.append(run.tokens_per_second * was.shape.flops_per_token / cores_used(was))
         return found

@@ -74,7 +74,7 @@ class Machine:
         """Return the expected speed of a run on the CPU: that of runs like it, or an assumption; None on GPUs."""
         if config.train.device != "cpu":
             return None
-        found = [] if self.nodes else self.earlier.cpu_speeds(config)
+        found = [] if self.nodes else self.earlier.cpu_speeds(config.train)
         return cpu_speed(config.train, found, there=self.nodes.cores(config) if self.nodes else None)
 
     def kind(self, config: RunConfig) -> RunKind:

@@ -23,15 +23,15 @@ def _job(config: RunConfig, machine: Machine) -> Shape:
     nodes, train = machine.nodes, config.train
     assert nodes is not None  # the caller has checked
     each = train.ranks_per_node
-    threads = cpu_threads(train.cpu_threads, device=config.train.device, cores=nodes.cpus or each, ranks=each)
+    threads = cpu_threads(train.cpu_threads, device=train.device, cores=nodes.cpus or each, ranks=each)
     planned = None
-    if config.train.device == "cuda" and nodes.model is not None:
-        planned = expected_seconds(shape=config.train.shape, train=train, tokens=config.tokens, device=nodes.model)
-    found = machine.earlier.whole_s(replace(train, cpu_threads=threads, max_iters=config.train.max_iters), planned)
+    if train.device == "cuda" and nodes.model:
+        planned = expected_seconds(shape=train.shape, train=train, tokens=config.tokens, device=nodes.model)
+    found = machine.earlier.whole_s(replace(train, cpu_threads=threads), planned)
     times = [time for time in (found, budget_s(train)) if time is not None]
     return Shape(
         nodes=train.num_nodes,
-        gpus=each if config.train.device == "cuda" else 0,
+        gpus=each if train.device == "cuda" else 0,
         cpus=each * (threads or 1),
         seconds=int(min(times)) if times else None,
     )

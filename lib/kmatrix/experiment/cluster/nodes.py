@@ -6,14 +6,13 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kmatrix.config import RunConfig
 from kmatrix.errors import LaunchError
 from kmatrix.plan.feasibility import GpuModel, of_type
 from kmatrix.records.matrix import SLURM
 from kmatrix.records.runs import Provenance
-from kmatrix.text import plural
 
 MIB = 2**20
 
@@ -32,10 +31,8 @@ class Nodes:
     @property
     def warning(self) -> str:
         """Return a sentence if the nodes are as configured, not as the scheduler describes them; else ""."""
-        if not self.why_not:
-            return ""
-        known = f"{plural(self.gpus, 'GPU')} per node" if self.gpus else "nodes without GPUs"
-        return f"{self.why_not}: planned for {known}, as configured (GPUS_PER_NODE, GPU type, memory)"
+        known = "nodes as configured (GPUS_PER_NODE, GPU type, memory)"
+        return f"{self.why_not}: planned for {known}" if self.why_not else ""
 
     @property
     def model(self) -> GpuModel | None:
@@ -65,49 +62,45 @@ class Nodes:
         result.json has the hosts and devices that a run used.
         """
         gpus = [{"index": index, "name": self.gpu_type, "uuid": ""} for index in range(self.gpus)]
-        changed: Provenance = {**origin, "cpu": self.name, "driver": None, "gpus": gpus}
-        if self.cpus is not None:
-            changed["cores"] = self.cpus
-        return changed
+        return {**origin, "cpu": self.name, "cores": self.cpus or origin["cores"], "driver": None, "gpus": gpus}
 
 
 def cluster_nodes(engine: str, symbols: Mapping[str, str]) -> Nodes:
-    """Return the nodes of a cluster with these settings; as configured if the scheduler cannot be asked from here.
+    """Return the nodes of a cluster with these settings; as configured if the scheduler does not describe them.
 
     symbols: symbol -> value.
-    Raises LaunchError without an answer if a number of GPUs or nodes depends on it.
+    Raises LaunchError if a number of GPUs or nodes depends on an answer that is missing.
     """
-    nodes, asked, gpu_type = [], None, ""
-    error = LaunchError("nodes of Kubernetes are not asked for")
+    configured = Nodes(name="a node", gpus=int(symbols.get("GPUS_PER_NODE") or 0))
     if engine == SLURM:
         from kmatrix.engines.slurm import Slurm  # only here: a plan for this machine starts faster
         from kmatrix.engines.slurm_nodes import read_settings
 
         settings = read_settings(symbols, os.environ)
-        asked, gpu_type = settings.memory_mib, settings.gpu_type
+        memory = float(settings.memory_mib * MIB) if settings.memory_mib else None
+        configured = replace(configured, gpu_type=settings.gpu_type, memory=memory)
         try:
             nodes = Slurm(settings).cluster().usable
-        except LaunchError as silent:
-            error = silent
-    gpus = int(symbols.get("GPUS_PER_NODE") or 0)
-    if nodes:
-        # Runs are planned for the nodes with most GPUs; of these, each resource is that of the smallest.
-        most = max(one.gpus for one in nodes)
-        kinds = [one for one in nodes if one.gpus == most]
-        return Nodes(
-            name=f"a node of {kinds[0].partition}",
-            cpus=min(one.cpus for one in kinds),
-            memory=float(min(*(one.memory_mib for one in kinds), asked or math.inf)) * MIB,
-            gpus=gpus or most,
-            gpu_type=gpu_type or type_of(kinds[0].gres),
+        except LaunchError as error:
+            nodes, why_not = [], ": ".join(filter(None, (error.what, error.why)))
+            configured = replace(configured, why_not=why_not)
+        if nodes:
+            # Of those with most GPUs, that with the least memory.
+            one = max(nodes, key=lambda node: (node.gpus, -node.memory_mib))
+            return Nodes(
+                name=f"a node of {one.partition}",
+                cpus=one.cpus,
+                memory=min(float(one.memory_mib * MIB), memory or math.inf),
+                gpus=configured.gpus or one.gpus,
+                gpu_type=settings.gpu_type or type_of(one.gres),
+            )
+    if not configured.gpus and "0" in (symbols.get("GPT2_NUM_GPUS"), symbols.get("GPT2_NUM_NODES")):
+        raise LaunchError(
+            configured.why_not or "the GPUs of a node are unknown",
+            why="the number of GPUs or nodes depends on them",
+            hint="pass GPUS_PER_NODE=<number>",
         )
-    if not gpus and any(symbols.get(name) == "0" for name in ("GPT2_NUM_GPUS", "GPT2_NUM_NODES")):
-        why = "; ".join(filter(None, (error.why, "the number of GPUs or nodes depends on it")))
-        hint = "pass GPUS_PER_NODE=<number> to plan here; runs need a login node of the cluster"
-        raise LaunchError(error.what, why=why, hint=hint)
-    why_not = ": ".join(filter(None, (error.what, error.why))) if engine == SLURM else ""
-    memory = float(asked * MIB) if asked else None
-    return Nodes(name="a node", gpus=gpus, gpu_type=gpu_type, memory=memory, why_not=why_not)
+    return configured
 
 
 def type_of(gres: str) -> str:
