@@ -101,13 +101,12 @@ class Machine:
         train, budget = config.train, budget_s(config.train) or 0.0
         expected = [rates(train.shape, train, device, self.cpu_speed(config)) for device in self.devices(config)]
         lowest = min((rate[0] for rate in expected if rate), default=0.0)
-        rate, source = self.earlier.speed(train) or (lowest, "")
+        measured = self.earlier.speed(train)
+        rate, source = (measured[0], f"measured in {measured[1]}") if measured else (lowest, "")
         steps = max(1, int((budget - START_S[train.device]) * rate / train.tokens_per_step))
-        how = f"measured in {source}" if source else "the lowest that is expected"
+        fits = f"{steps}, which fits at {rate:,.0f} tokens/s, {source or 'the lowest that is expected'}"
         return ConfigError(
             f"{name} has a budget of {duration(budget)} and no number of steps",
             why="the learning rate schedule spans the steps; MAX_TIME and MAX_COST only end a run early",
-            hint=f"pass MAX_ITERS={steps}, which fits at {rate:,.0f} tokens/s, {how}"
-            if rate
-            else "pass MAX_ITERS=<steps>",
+            hint=f"pass MAX_ITERS={fits if rate else '<steps>'}",
         )

@@ -68,8 +68,7 @@ def resolve(tree: Tree, base: list[Assignment], axes: Axes, gpus: str) -> Resolv
         auto = stands_for[DEVICE, "auto"] = resolve_device("auto", counts, there, backend=texts.get(BACKEND))
         device = auto if device == "auto" else device
     if 0 in counts:  # without data parallelism there is one rank, whatever the machine has
-        ranks = resolve_count(0, device, min(there, 1) if texts.get(DDP) == "n" else there)
-        stands_for[GPUS, "0"] = str(ranks)
+        stands_for[GPUS, "0"] = str(resolve_count(0, device, min(there, 1) if texts.get(DDP) == "n" else there))
     per_node = int(texts.get(PER_NODE) or 0)
     extra = [
         _fixed(tree, name, text)
@@ -88,8 +87,8 @@ def resolve(tree: Tree, base: list[Assignment], axes: Axes, gpus: str) -> Resolv
                 hint="write the numbers of nodes",
             )
         each = per_node or (MOST_RANKS if engine == LOCAL else 0)  # this machine is one node, whatever it has
-        more, axes = _fewest_nodes(tree, axes, [stands_for.get((GPUS, text), text) for text in asked(GPUS, "1")], each)
-        extra += more
+        ranks = [stands_for.get((GPUS, text), text) for text in asked(GPUS, "1")]
+        axes = replace(axes, rules=(*axes.rules, *_fewest_nodes(tree, ranks, each)))
         base = [item for item in base if item.name != NODES]
     return ResolvedConfig(base=merge(tree, base, extra)[0], axes=axes, gpus=found, nodes=nodes, notes=notes)
 
@@ -119,8 +118,8 @@ def _with_points(axes: Axes, resolved: Callable[[AxisValue], AxisValue]) -> Axes
     )
 
 
-def _fewest_nodes(tree: Tree, axes: Axes, ranks: Sequence[str], per_node: int) -> tuple[list[Assignment], Axes]:
-    """Return NUM_NODES for these numbers of ranks: as a line, or as a rule for each.
+def _fewest_nodes(tree: Tree, ranks: Sequence[str], per_node: int) -> list[Rule]:
+    """Return the rules that set NUM_NODES for these numbers of ranks.
 
     per_node: GPUs of a node. Raises ConfigError if it is 0, which is unknown.
     """
@@ -130,10 +129,9 @@ def _fewest_nodes(tree: Tree, axes: Axes, ranks: Sequence[str], per_node: int) -
             why="the number of nodes follows from the GPUs of each",
             hint="pass GPUS_PER_NODE=<number>, or NUM_NODES=<number>",
         )
-    nodes = {count: _fixed(tree, NODES, str(fewest_nodes(int(count), per_node))) for count in ranks}
-    if len({line.value for line in nodes.values()}) == 1:
-        return [nodes[ranks[0]]], axes
-    rules = (
-        Rule(((GPUS, count),), line.where, ((AxisValue(NODES, line.value, line),),)) for count, line in nodes.items()
-    )
-    return [], replace(axes, rules=(*axes.rules, *rules))
+    lines = {count: _fixed(tree, NODES, str(fewest_nodes(int(count), per_node))) for count in ranks}
+    vary = len({line.value for line in lines.values()}) > 1
+    return [
+        Rule(((GPUS, count),), line.where, ((AxisValue(NODES, line.value, line, swept=vary),),))
+        for count, line in lines.items()
+    ]
