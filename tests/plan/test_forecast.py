@@ -14,7 +14,6 @@ from gpt2.model.gpt2 import GPT
 from gpt2.optim.builders import BUILDERS, build_optimizers
 from gpt2.optim.sharded import shard
 from kmatrix.plan.memory import masks, memory, states, states_per_rank
-from kmatrix.plan.risk import warnings
 from optim_factory import SHAPE, Settings, run_steps
 
 BIG = replace(SHAPE, n_embd=32, vocab_size=257, block_size=16)
@@ -105,16 +104,3 @@ def test_another_optimizer_is_planned_with_the_states_of_adam():
 def test_pruning_takes_one_byte_per_block_weight_and_movement_also_a_score(method, bytes_each):
     plain, pruned = (memory(BIG, train_config(optimizer="adamw", pruning=name)).least for name in ("none", method))
     assert pruned - plain == pytest.approx(bytes_each * 12 * BIG.n_layer * BIG.n_embd**2)
-
-
-def pruned_config(steps, every):
-    ramp = {"pruning_warmup": 0.1, "pruning_ramp_end": 0.75, "pruning_frequency": every}
-    return train_config(warmup_steps=1, max_iters=steps, pruning="state", **ramp)
-
-
-def test_a_ramp_with_few_changes_gives_a_warning_with_a_hint():
-    (warning,) = warnings(pruned_config(300, 100))
-
-    assert "in 2 changes of the masks, every 100 of 195 steps: PRUNING_FREQUENCY=19" in warning
-    assert warnings(pruned_config(300, 19)) == warnings(pruned_config(50_000, 100)) == []
-    assert warnings(replace(pruned_config(300, 100), pruning="none")) == []

@@ -180,44 +180,35 @@ KNOWN = tuple(
 )
 
 
+def model_of(name: str) -> GpuModel | None:
+    """Return the GPU model that a user, a driver or a scheduler names, None if it is not a known one.
+
+    >>> [found.name if (found := model_of(name)) else None for name in ("A100-SXM4", "h100_80gb", "rtx4090", "v100")]
+    ['A100', 'H100', 'RTX 4090', None]
+    """
+    # All letters and numbers of a model must occur. The table lists "H100 PCIe" before "H100", which would match, too.
+    return next((device for device in KNOWN if _parts(device.name) <= _parts(name)), None)
+
+
+def _parts(name: str) -> set[str]:
+    return set(re.findall(r"[A-Z]+|[0-9]+", name.upper()))
+
+
 def by_name(asked: str) -> GpuModel:
-    """Return the GPU model of GPU=. Case, blanks, hyphens and underscores are ignored."""
-    for device in KNOWN:
-        if _letters(device.name) == _letters(asked):
-            return device
-    raise ConfigError(
-        f"GPU={asked}: unknown GPU model", why=f"known models: {', '.join(device.name for device in KNOWN)}"
-    )
+    """Return the GPU model of GPU=. Raises ConfigError if it is unknown."""
+    if found := model_of(asked):
+        return found
+    why = f"known models: {', '.join(device.name for device in KNOWN)}"
+    raise ConfigError(f"GPU={asked}: unknown GPU model", why=why)
 
 
 def detected(name: str, memory_mib: float) -> GpuModel:
     """Return the GPU model of a name from the driver, with the memory from the driver and the power from the table."""
-    # All words of a model must occur. The table lists "H100 PCIe" before "H100", which would match as well.
-    words = _words(name)
-    known = (device for device in KNOWN if set(device.name.upper().split()) <= words)
-    watts = next((device.watts for device in known), None)
-    return GpuModel(name=name, memory=memory_mib * 2**20, watts=watts)
-
-
-def of_type(text: str) -> GpuModel | None:
-    """Return the GPU model that a scheduler's name of a type means, None if it is not a known model.
-
-    >>> [found.name if (found := of_type(text)) else None for text in ("a100", "nvidia_h100_80gb_hbm3", "gpu", "v100")]
-    ['A100', 'H100', None, None]
-    """
-    words = _words(text)
-    return next((device for device in KNOWN if set(device.name.upper().split()) <= words), None)
+    known = model_of(name)
+    return GpuModel(name=name, memory=memory_mib * 2**20, watts=known.watts if known else None)
 
 
 def this_machine(ranks: int) -> GpuModel:
     """Return the CPU of this machine as a device: its ranks share the memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return GpuModel(name="this machine", memory=memory / ranks, watts=None, shared_by=ranks)
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"[\s_-]", "", text).upper()
-
-
-def _words(text: str) -> set[str]:
-    return set(re.split(r"[^A-Z0-9]+", text.upper()))

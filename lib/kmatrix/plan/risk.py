@@ -19,7 +19,6 @@ from kmatrix.text import duration, memory_size, plural
 ERROR = 0.15
 START_S = {"cpu": 15, "cuda": 60}  # s until the first step, and on GPUs for compilation, at most
 FASTEST_START_S = {"cpu": 3, "cuda": 5}  # s until the first step, at least: the import of torch, the device
-FEWEST_CHANGES = 5  # mask updates; with fewer, pruning is one step instead of a ramp
 MOST_WARMUP = 0.25  # fraction of the steps; with more, runs compare warm-ups instead of optimizers
 
 
@@ -95,21 +94,6 @@ def _limit(train: TrainConfig) -> str:
     return "MAX_TIME" if train.max_time == budget_s(train) else "MAX_COST"
 
 
-def steps_in(
-    seconds: float, shape: ModelShape, train: TrainConfig, device: GpuModel, cpu: CpuSpeed | None
-) -> tuple[int, int] | None:
-    """Return the fewest and the most steps that are expected to fit into a time, None if the speed is unknown.
-
-    Start-up counts, evaluations do not.  cpu: the speed of a run on the CPU.
-    """
-    expected = rates(shape, train, device, cpu)
-    if expected is None:
-        return None
-    least = (seconds - START_S[train.device]) * expected[0] / train.tokens_per_step
-    most = (seconds - FASTEST_START_S[train.device]) * expected[1] / train.tokens_per_step
-    return max(0, math.floor(least)), max(0, math.floor(most))
-
-
 def budget_warning(
     shape: ModelShape,
     train: TrainConfig,
@@ -119,26 +103,19 @@ def budget_warning(
 ) -> str:
     """Return the warning that a budget ends a run before its schedule does, "" if it does not.
 
-    measured_s: time of the whole run by earlier runs of this shape on this machine; None: the expected speeds of the
-    devices decide, and the warning says at most what the fastest one can do.
+    measured_s: time of the whole run by earlier runs of this shape on this machine; None: the fastest device decides,
+    at its highest expected speed.
     """
-    budget, steps = budget_s(train), train.max_iters
-    if budget is None or not steps:
+    budget, expected = budget_s(train), [rates(shape, train, device, cpu) for device in devices]
+    fastest = max((rate[1] for rate in expected if rate), default=math.inf)
+    tokens = train.max_iters * train.tokens_per_step
+    whole = measured_s or FASTEST_START_S[train.device] + tokens / fastest
+    if budget is None or budget >= whole:
         return ""
-    if measured_s is not None:
-        share = _percent(budget / measured_s) if budget < measured_s else ""
-    else:
-        found = [span for device in devices if (span := steps_in(budget, shape, train, device, cpu)) is not None]
-        least, most = min((low for low, _ in found), default=steps), max((high for _, high in found), default=steps)
-        share = f"{_percent(least / steps)} to {_percent(most / steps)}" if most < steps else ""
-    if not share:
-        return ""
+    share = f"{100 * budget / whole:.3g} %"
     why = "its learning rate does not reach MIN_LR" if train.schedule != "constant" else "its last steps are left out"
-    return f"the budget ends at {share} of the schedule ({_limit(train)}): {why}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
+    at = "at" if measured_s else "at the latest at"
+    return f"the budget ends {at} {share} of the schedule ({_limit(train)}): {why}"
 
 
 def warnings(train: TrainConfig) -> list[str]:
@@ -147,12 +124,4 @@ def warnings(train: TrainConfig) -> list[str]:
     warmup, steps = train.warmup_steps, train.max_iters
     if steps and warmup > MOST_WARMUP * steps:
         found.append(f"warm-up takes {warmup} of {steps} steps: pass WARMUP_FRACTION=0.1, or the run compares warm-ups")
-    begin, end, every = train.pruning_warmup, train.pruning_ramp_end, train.pruning_frequency
-    if train.pruning != "none" and steps and begin is not None and end is not None and every:
-        ramp = round(end * steps) - round(begin * steps)
-        if (changes := -(-ramp // every)) < FEWEST_CHANGES:
-            found.append(
-                f"pruning reaches its target in {plural(changes, 'change')} of the masks, every "
-                f"{every} of {ramp} steps: PRUNING_FREQUENCY={max(1, ramp // (2 * FEWEST_CHANGES))} makes it a ramp"
-            )
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from kmatrix.config import RunConfig
 from kmatrix.errors import LaunchError
-from kmatrix.plan.feasibility import GpuModel, of_type
+from kmatrix.plan.feasibility import GpuModel, model_of
 from kmatrix.records.matrix import SLURM
 from kmatrix.records.runs import Provenance
 
@@ -37,7 +37,7 @@ class Nodes:
     @property
     def model(self) -> GpuModel | None:
         """The model of the GPUs, None if their type is not a known model."""
-        return of_type(self.gpu_type)
+        return model_of(self.gpu_type)
 
     @property
     def machine(self) -> tuple[str, int | None, tuple[str, ...]]:
