@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +77,15 @@ def test_the_next_step_of_a_spent_budget_names_it(tmp_path: Path, capsys: pytest
     assert "BUDGET_DOLLARS=0, or with a larger one" in capsys.readouterr().out
     print_next_steps(look(matrix.path), 0)  # all have finished
     assert not capsys.readouterr().out
+
+
+def test_a_full_disk_names_the_command_that_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = make_matrix(tmp_path, RUNS)
+    monkeypatch.setattr("kmatrix.cli.run.shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    print_next_steps(look(matrix.path), 1)
+    assert f"is full: free some space, then make continue TARGET={matrix.path}" in capsys.readouterr().out
 
 
 def test_orders_and_arguments_of_the_processes_are_those_of_the_last_command(

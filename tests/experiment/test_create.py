@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
 import pytest
 
-from kmatrix.experiment.make import make_matrix
+from instant import Killed, killed_at
+from kmatrix.experiment.create import create
+from kmatrix.experiment.make import contents_of, make_matrix
 from kmatrix.records.attempts import Attempt, End, write
 from kmatrix.records.control import requests_of
 from kmatrix.records.files import read_json, write_json
@@ -160,6 +163,22 @@ def test_two_matrices_of_one_name_never_share_a_folder_of_checkpoints(
             with pytest.raises(FileExistsError):
                 make_matrix(plan)
     assert list((program.folder / "b").iterdir()) == []
+
+
+@pytest.mark.process
+def test_a_creation_that_is_killed_anywhere_leaves_no_half_matrix(program: Program, tmp_path: Path) -> None:
+    contents = contents_of(program.plan(*ARGUMENTS), command="")
+    for number in itertools.count(0, 7):
+        results = tmp_path / str(number)
+        results.mkdir()
+        try:
+            with killed_at(number):
+                create(contents, results)
+            break
+        except Killed:
+            assert not list(results.glob("test_matrix_results_*"))
+            assert len(look(create(contents, results).path).states) == 2  # what is left is in nobody's way
+    assert number > 50
 
 
 @pytest.mark.process

@@ -55,6 +55,19 @@ def test_make_alone_prints_the_help_of_every_target_without_any_package():
         assert re.search(rf"^  {re.escape(name)} +{re.escape(command.help[:40])}", printed, re.MULTILINE), name
 
 
+def test_a_copied_checkout_runs_its_own_code_without_a_venv_for_the_help_or_with_python(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    code = tmp_path / "lib" / "kmatrix"
+    code.mkdir(parents=True)
+    (code / "__init__.py").touch()
+    (code / "__main__.py").write_text("import sys\nprint('own code', *sys.argv[1:])\n", encoding="utf-8")
+    for words, target in (((), "help"), (("test-matrx",), "test-matrx"), (("train", "wandb-test", MINE), "train")):
+        result = make("-C", str(tmp_path), *words, PYTHONPATH=str(ROOT / "lib"))
+        assert result.stdout.startswith(f"own code --make {target}\n"), result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
 def test_each_value_arrives_as_it_was_typed_and_flags_of_make_and_the_environment_do_not(tmp_path):
     texts = [
         "two  words",
@@ -70,7 +83,7 @@ def test_each_value_arrives_as_it_was_typed_and_flags_of_make_and_the_environmen
     ]
     program = Program(tmp_path / "a folder's")
     (tmp_path / "a folder's").mkdir()
-    for flags, environ in (([], {}), (["-j2"], {}), (["-e"], {}), (["-B", "V=1"], {}), ([], {"MAKEFLAGS": "e"})):
+    for flags, environ in (([], {}), (["-j2", "-k"], {}), (["-e"], {}), (["-B", "V=1"], {}), ([], {"MAKEFLAGS": "e"})):
         typed = {"RESULTS_DIR": texts.pop(0), "DATA_DIR": texts.pop(0)}
         words = [f"{name}={text}" for name, text in typed.items()]
         result = make(*flags, MINE, "defconfig", f"O={program.folder}", *words, MAX_ITERS="5", **environ)

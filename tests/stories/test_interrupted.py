@@ -103,28 +103,6 @@ def test_commands_on_a_copy_leave_the_original_as_it_is(program, data, tmp_path,
     program.check("test-rerun", f"TARGET={moved}")
 
 
-def test_a_creation_killed_anywhere_leaves_a_complete_matrix_or_none(program, data, tmp_path):
-    seen = set()
-    for number in (*range(1, 24), *range(24, 400, 4 * STEP)):  # the matrix is made by a few calls at the begin
-        results = tmp_path / str(number)
-        try:
-            with killed_at(number):
-                make_matrix(program, data, results, seeds="1,2,3")
-            break
-        except Killed:
-            pass
-        found = list(results.glob("test_matrix_results_*"))
-        seen.add(len(found))
-        if found:
-            kept = {result: result.read_bytes() for result in found[0].glob("gpt2_*/result.json")}
-            assert len(statuses(program, found[0])) == 3
-            program.check("continue", f"RESULTS_DIR={results}")
-            assert set(statuses(program, found[0]).values()) == {"finished"}
-            assert all(result.read_bytes() == text for result, text in kept.items())
-        shutil.rmtree(results)
-    assert seen == {0, 1}
-
-
 def test_a_deleted_run_is_planned_and_runs_again(program, data, tmp_path):
     path = make_matrix(program, data, tmp_path / "results")
     first, second = sorted(statuses(program, path))

@@ -61,9 +61,3 @@ def test_targets_chain_and_round_trip_and_a_mistake_stops_them(clone, tmp_path):
     assert ".config:1" in refused
     assert clone.config.read_text(encoding="utf-8") == mistake
     assert matrices(clone.root) == []
-
-
-def test_make_alone_prints_help_and_needs_nothing(clone):
-    (clone.root / ".venv").rename(clone.root.with_name("venv"))
-    assert clone.check().startswith("usage: make TARGET")
-    assert not (clone.root / ".venv").exists()

@@ -52,22 +52,23 @@ def test_the_fields_of_a_run_name_its_initial_weights():
 
 
 def ids(contents, **lines):
-    """Return the run ids of a matrix. contents: hashes of the checkpoints by path."""
+    """Return the ids of a matrix with the names of its runs. contents: hashes of the checkpoints by path."""
     tree = Tree.parse(srctree=ROOT)
     base = [Assignment(name, value, "test") for name, value in {"GPT2_DEVICE_CPU": "y", **lines}.items()]
     axes = plan_axes(tree, base, {})
     tree.contents["GPT2_INIT_FROM"] = contents
-    return [run.run_id for run in expand(tree, base, axes).runs]
+    return {run.run_id: run.name for run in expand(tree, base, axes).runs}
 
 
 def test_the_hash_identifies_a_run_and_not_the_path():
-    known = {"none": "", "a.pt": "hash", "moved.pt": "hash", "b.pt": "another"}
+    known = {"none": "", "a.pt": "hash", "moved.pt": "hash", "runs/b.pt": "another"}
 
     (scratch,), (none,) = ids(known), ids(known, GPT2_INIT_FROM="none")
-    (here,), (there,), (other,) = (ids(known, GPT2_INIT_FROM=name) for name in ("a.pt", "moved.pt", "b.pt"))
+    (here,), (there,), (other,) = (ids(known, GPT2_INIT_FROM=name) for name in ("a.pt", "moved.pt", "runs/b.pt"))
 
     assert scratch == none
     assert here == there
     assert len({scratch, here, other}) == 3
-    swept = ids(known, MATRIX="y", MATRIX_GPT2_INIT_FROM="none a.pt moved.pt b.pt")
-    assert swept == [scratch, here, other]
+    swept = ids(known, MATRIX="y", MATRIX_GPT2_INIT_FROM="none a.pt moved.pt runs/b.pt")
+    assert [*swept] == [scratch, here, other]
+    assert swept[other] == "gpt2_adamw_initruns-b.pt_0cpu"
