@@ -81,9 +81,9 @@ def test_outside_a_repository_the_code_is_identified_by_its_hash(repository):
     assert len(origin["code"]) == 64
 
 
-def test_a_key_in_the_sources_is_named_by_its_file(tmp_path):
+def test_a_key_in_the_sources_is_named_by_its_line(tmp_path):
     for name in ("gpt2/a.py", "lib/kmatrix/text.py"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(f"import torch\ntoken = 'hf_{'aB3' * 12}'\n")
-    assert keys_in_code(tmp_path) == ["gpt2/a.py"]
+    assert keys_in_code(tmp_path) == ["gpt2/a.py:2"]
     assert keys_in_code(ROOT) == []

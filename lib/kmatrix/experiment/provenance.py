@@ -80,9 +80,11 @@ def copy_code(sources: Path, into: Path) -> None:
 
 
 def keys_in_code(sources: Path) -> list[str]:
-    """Return the sources of gpt2/ that may contain a key. Modules of kmatrix name the formats of keys."""
+    """Return `file:line` of each line of gpt2/ that may contain a key. Modules of kmatrix name the formats of keys."""
     found, own = redactor(), [name for name in trainer_files(sources) if name.startswith("gpt2/")]
-    return [name for name in own if found.keys_in((sources / name).read_text("utf-8", "replace"))]
+    texts = {name: (sources / name).read_text("utf-8", "replace") for name in own}
+    lines = ((f"{name}:{n}", line) for name, text in texts.items() for n, line in enumerate(text.splitlines(), 1))
+    return [place for place, line in lines if found.keys_in(line)]
 
 
 def _git(*arguments: str) -> str | None:
