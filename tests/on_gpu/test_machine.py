@@ -36,7 +36,7 @@ def shape_of(model):
 def planned(run, **changes):
     """Return the planned peak of a run in bytes."""
     train = TrainConfig.from_json(read_json(run.run_json)["train"] | changes)
-    return memory(train.shape, train).total
+    return memory(train).total
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from factories import train_config
+from factories import train_config, with_shape
 from kmatrix.errors import ConfigError
 from kmatrix.plan.feasibility import (
     KNOWN,
@@ -16,9 +16,9 @@ from kmatrix.plan.feasibility import (
     SPREAD,
     Fit,
     GpuModel,
-    _files,
     by_name,
     detected,
+    disk,
     expected_seconds,
     fit,
     largest_batch,
@@ -32,7 +32,7 @@ from programs import Program, give_gpus
 
 layers, heads, width = NAMED["124m"]
 SMALL = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=50257)
-TRAIN = train_config(vocab_multiple=64, device="cuda", batch_size=8, dtype="bf16")
+TRAIN = with_shape(train_config(vocab_multiple=64, device="cuda", batch_size=8, dtype="bf16", max_iters=1000), SMALL)
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def test_a_budget_limits_time_and_cost(program, budget, seconds):
     result = program.check("plan", *arguments, "MAX_ITERS=100000", budget)
     assert row_of(result, "A100")[6:9:2] == [duration(seconds), f"${seconds / 1800:.2f}"]
     assert detail_of(result, "time").endswith(f"; at most {duration(seconds)}, its budget")
-    train = replace(TRAIN, max_time=float(seconds))
-    assert expected_seconds(shape=SMALL, train=train, tokens=10**12, device=by_name("A100")) == seconds
+    train = replace(TRAIN, max_time=float(seconds), max_iters=10**8)
+    assert expected_seconds(train, by_name("A100")) == seconds
 
 
 def test_runs_with_the_same_needs_are_listed_once(program):
@@ -123,7 +123,7 @@ def test_an_unknown_name_lists_the_known_ones():
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.89, Fit.FITS), (0.91, Fit.TIGHT), (1.01, Fit.NOT)])
 def test_the_memory_available_to_a_run_excludes_that_of_the_libraries(share, verdict):
-    need = memory(SMALL, TRAIN)
+    need = memory(TRAIN)
     device = GpuModel(name="a GPU", memory=need.total / share + OVERHEAD, watts=None)
     assert fit(need, device) is verdict
 
@@ -134,36 +134,35 @@ def test_the_memory_available_to_a_run_excludes_that_of_the_libraries(share, ver
 )
 def test_the_disk_space_covers_rolling_best_and_final_checkpoints(changes, files):
     """Of 1000 steps with one checkpoint per 100, three rolling ones are kept."""
-    config = train_config(checkpoint_interval=100, keep_checkpoints=3, eval_interval=100)
-    assert _files(replace(config, **changes), 1000) == files
+    config = train_config(checkpoint_interval=100, keep_checkpoints=3, eval_interval=100, max_iters=1000)
+    assert disk(replace(config, **changes))[0] == files
 
 
 def test_the_expected_time_is_in_the_middle_of_its_range():
-    shape, device = SMALL, by_name("A100")
-    train = replace(TRAIN, num_gpus=4)
-    found = expected_seconds(shape=shape, train=train, tokens=10**9, device=device)
-    low, high = mfu_band(shape, train, device)
-    fast, slow = (10**9 / rate_at(share, shape, train, device) for share in (high, low))
+    train, device = replace(TRAIN, num_gpus=4), by_name("A100")
+    found = expected_seconds(train, device)
+    low, high = mfu_band(train, device)
+    tokens = train.max_iters * train.tokens_per_step
+    fast, slow = (tokens / rate_at(share, train, device) for share in (high, low))
     assert fast < found < slow
     assert slow / found == pytest.approx(math.sqrt(1.5 / 1.2) * SPREAD)
-    unknown = detected("a card", 1000.0)
-    assert expected_seconds(shape=shape, train=train, tokens=10**9, device=unknown) is None
+    assert expected_seconds(train, detected("a card", 1000.0)) is None
 
 
 def test_compiled_runs_are_expected_to_be_faster_and_small_models_slower():
     device = by_name("H100")
-    eager, compiled = (mfu_band(SMALL, replace(TRAIN, compile=compiled), device) for compiled in (False, True))
+    eager, compiled = (mfu_band(replace(TRAIN, compile=compiled), device) for compiled in (False, True))
     assert eager[0] < compiled[0]
     assert eager[1] < compiled[1]
-    smaller, tiny = (replace(SMALL, n_layer=4, n_embd=width, n_head=4, vocab_size=257) for width in (512, 128))
-    assert mfu_band(smaller, TRAIN, device)[0] < eager[0]
-    assert mfu_band(smaller, TRAIN, device)[1] < eager[1]
+    smaller, tiny = (replace(TRAIN, n_layer=4, n_embd=width, n_head=4, vocab_size=257) for width in (512, 128))
+    assert mfu_band(smaller, device)[0] < eager[0]
+    assert mfu_band(smaller, device)[1] < eager[1]
     # Below the published sizes, more is possible.
-    assert mfu_band(tiny, TRAIN, device)[1] > mfu_band(smaller, TRAIN, device)[1]
+    assert mfu_band(tiny, device)[1] > mfu_band(smaller, device)[1]
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not():
     device = by_name("A10G")
-    largest = largest_batch(SMALL, TRAIN, device)
-    needed = [memory(SMALL, replace(TRAIN, batch_size=batch)) for batch in (largest, largest + 1)]
+    largest = largest_batch(TRAIN, device)
+    needed = [memory(replace(TRAIN, batch_size=batch)) for batch in (largest, largest + 1)]
     assert [fit(need, device) for need in needed] == [Fit.TIGHT, Fit.NOT]

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from factories import train_config
+from factories import train_config, with_shape
 from gpt2 import prune
 from gpt2.dist import World
 from gpt2.model.gpt2 import GPT
@@ -102,5 +102,7 @@ def test_another_optimizer_is_planned_with_the_states_of_adam():
 
 @pytest.mark.parametrize(("method", "bytes_each"), [("none", 0), ("magnitude", 1), ("state", 1), ("movement", 5)])
 def test_pruning_takes_one_byte_per_block_weight_and_movement_also_a_score(method, bytes_each):
-    plain, pruned = (memory(BIG, train_config(optimizer="adamw", pruning=name)).least for name in ("none", method))
+    plain, pruned = (
+        memory(with_shape(train_config(optimizer="adamw", pruning=name), BIG)).least for name in ("none", method)
+    )
     assert pruned - plain == pytest.approx(bytes_each * 12 * BIG.n_layer * BIG.n_embd**2)

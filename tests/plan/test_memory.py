@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from factories import train_config
+from factories import train_config, with_shape
 from gpt2.model.precision import autocast
 from gpt2.model.registry import MODELS
 from gpt2.norms import LayerNorms
@@ -105,22 +105,23 @@ def test_the_planned_peak_equals_the_measured_peak(name, monkeypatch):
     """With attention as on GPUs."""
     monkeypatch.setattr("gpt2.model.attention.by_products", lambda _: False)
     shape, train, error = STEPS[name]
-    assert above_weights(memory(shape, train)) == pytest.approx(peak_of_a_step(shape, train), rel=error)
+    assert above_weights(memory(with_shape(train, shape))) == pytest.approx(peak_of_a_step(shape, train), rel=error)
 
 
 def test_early_gradients_coexist_with_the_activations():
     """With gradient accumulation, and in the buckets of data-parallel training."""
     shape = sizes(4, 256, 256, 1024)
-    single = memory(shape, fields(8)).total
+    single = memory(with_shape(fields(8), shape)).total
     for changes in ({"gradient_accumulation": 2}, {"num_gpus": 2}):
-        assert memory(shape, fields(8, **changes)).total == single + 4 * shape.params
+        assert memory(with_shape(fields(8, **changes), shape)).total == single + 4 * shape.params
 
 
 def on_gpu(model, batch, **changes):
     """Return the planned memory of a named model on one GPU."""
     layers, heads, width = NAMED[model]
     shape = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=GPT2_VOCAB)
-    return memory(shape, train_config(batch_size=batch, dtype="bf16", device="cuda", vocab_multiple=64, **changes))
+    train = train_config(batch_size=batch, dtype="bf16", device="cuda", vocab_multiple=64, **changes)
+    return memory(with_shape(train, shape))
 
 
 @pytest.mark.parametrize(("changes", "measured"), [({}, 15.1), ({"bf16_stream": True}, 14.4)])

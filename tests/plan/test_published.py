@@ -39,11 +39,11 @@ def planned(arguments, folder=ROOT / "defconfigs"):
     words = dict(word.split("=", 1) for word in shlex.split(arguments))
     device = by_name(words.pop("GPU"))
     (run,) = make_plan(folder / "fragments" / "one-gpu.config", {**words, "DEVICE": "cuda"}, one=True).runs
-    return run.config, device, memory(run.config.train.shape, run.config.train)
+    return run.config, device, memory(run.config.train)
 
 
 def seconds_at(config, device, share):
-    return config.tokens / rate_at(share, config.train.shape, config.train, device)
+    return config.tokens / rate_at(share, config.train, device)
 
 
 def memory_is_right(run, need, device):
@@ -59,7 +59,7 @@ def test_the_published_time_and_memory_agree_with_the_plan(name):
     config, device, need = planned(run["arguments"])
     assert memory_is_right(run, need, device)
     if "seconds" in run:
-        low, high = mfu_band(config.train.shape, config.train, device)
+        low, high = mfu_band(config.train, device)
         assert seconds_at(config, device, high) <= run["seconds"] <= seconds_at(config, device, low)
 
 
@@ -67,7 +67,7 @@ def test_the_expected_time_is_not_biased():
     errors = []
     for name in TIMED:
         config, device, _ = planned(RUNS[name]["arguments"])
-        expected = seconds_at(config, device, middle_mfu(config.train.shape, config.train, device))
+        expected = seconds_at(config, device, middle_mfu(config.train, device))
         errors.append(expected / RUNS[name]["seconds"] - 1)
     assert abs(statistics.median(errors)) < 0.05
 

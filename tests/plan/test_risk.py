@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from factories import train_config
+from factories import train_config, with_shape
 from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.feasibility import GpuModel, by_name
 from kmatrix.plan.memory import memory
@@ -17,15 +17,12 @@ from programs import Program, give_gpus
 
 layers, heads, width = NAMED["124m"]
 SHAPE = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=50257)
-TRAIN = train_config(
-    model="124m",
-    vocab_multiple=64,
-    device="cuda",
-    dtype="bf16",
-    batch_size=8,
-    global_batch=480,
-    num_gpus=1,
-    block_size=1024,
+TRAIN = with_shape(
+    train_config(
+        **{"vocab_multiple": 64, "device": "cuda", "dtype": "bf16", "batch_size": 8, "global_batch": 480},
+        **{"num_gpus": 1, "max_iters": 4000},
+    ),
+    SHAPE,
 )
 A10G = by_name("A10G")
 UNKNOWN_GPU = GpuModel(name="a GPU", memory=A10G.memory, watts=None)
@@ -41,24 +38,18 @@ def program(tmp_path, monkeypatch):
     return made
 
 
-def of(train, *, steps=1000, device=A10G, shape=SHAPE, cpu=CPU):
-    return risks(shape, train, steps, device, cpu if train.device == "cpu" else None)
+def of(train, *, device=A10G, cpu=CPU):
+    return risks(train, device, cpu if train.device == "cpu" else None)
 
 
-BIG = replace(SHAPE, n_layer=48, n_embd=8000, n_head=50)
+BIG = replace(TRAIN, n_layer=48, n_embd=8000, n_head=50)
 TIMED = replace(TRAIN, gradient_accumulation=2, global_batch=16, eval_interval=1000)
 ON_CPU = replace(TRAIN, device="cpu", dtype="fp32", max_time=1000.0, eval_interval=100, global_batch=8)
 RISKS = {  # -> whether it is certain, and words of the message and of the hint
     "micro-batch": (replace(TRAIN, batch_size=240), {}, False, "A10G has 22.4 GiB", "pass BATCH_SIZE=40 PARALLEL"),
-    "no batch fits": (
-        TRAIN,
-        {"shape": replace(BIG, n_layer=24, n_embd=2150)},
-        False,
-        "A10G has",
-        "or pass RECOMPUTE=y",
-    ),
-    "states alone": (TRAIN, {"shape": BIG}, True, "A10G has 22.4 GiB", "choose a smaller model"),
-    "states on the CPU": (replace(TRAIN, device="cpu"), {"shape": BIG}, True, "A10G has", "choose a smaller model"),
+    "no batch fits": (replace(BIG, n_layer=24, n_embd=2150), {}, False, "A10G has", "or pass RECOMPUTE=y"),
+    "states alone": (BIG, {}, True, "A10G has 22.4 GiB", "choose a smaller model"),
+    "states on the CPU": (replace(BIG, device="cpu"), {}, True, "A10G has", "choose a smaller model"),
     "expected time": (replace(TIMED, max_time=300.0), {}, False, "ends before the first", "a smaller EVAL_INTERVAL"),
     "cost": (replace(TIMED, max_cost=0.1, gpu_hour_price=1.2), {}, False, "the budget of 5m00s", "a larger MAX_COST"),
     "stated peak": (replace(TIMED, max_time=300.0, peak_tflops=7.0), {}, False, "ends before the first", "MAX_TIME"),
@@ -75,7 +66,7 @@ RISKS = {  # -> whether it is certain, and words of the message and of the hint
 @pytest.mark.parametrize("name", RISKS)
 def test_an_impossible_run_has_a_reason_and_a_hint(name):
     train, changes, certain, what, fix = RISKS[name]
-    (risk,) = of(train, **{"steps": 4000, **changes})
+    (risk,) = of(train, **changes)
     assert (risk.certain, what in risk.what, fix in risk.fix) == (certain, True, True), risk
 
 
@@ -100,7 +91,7 @@ def test_the_largest_micro_batch_of_the_hint_fits_and_keeps_the_global_batch():
 
 
 def test_memory_is_refused_only_beyond_the_error_of_the_plan():
-    need = memory(SHAPE, TRAIN).total
+    need = memory(TRAIN).total
     device = GpuModel(name="a GPU", memory=need / 1.14, watts=None)
     assert of(TRAIN, device=device) == ()
     (risk,) = of(TRAIN, device=replace(device, memory=need / 1.16))
@@ -109,9 +100,8 @@ def test_memory_is_refused_only_beyond_the_error_of_the_plan():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_budget_that_is_shorter_than_the_start_of_a_run_is_an_estimate(device):
-    train = replace(TRAIN, device=device, max_time=1.0, eval_interval=1, block_size=8)
-    small = replace(SHAPE, n_layer=1, n_head=1, n_embd=8, vocab_size=64, block_size=8)
-    (risk,) = of(train, shape=small)
+    small = {"n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 64, "block_size": 8}
+    (risk,) = of(replace(TRAIN, device=device, max_time=1.0, eval_interval=1, **small))
     assert not risk.certain
     assert "after start-up and 1 step in at least" in risk.what
 
@@ -181,7 +171,7 @@ CPU_TRAIN = replace(TRAIN, device="cpu", dtype="fp32", max_time=100.0, schedule=
 
 
 def warning(train, measured_s=None, devices=(A10G,)):
-    return budget_warning(SHAPE, train, devices, CPU, measured_s)
+    return budget_warning(train, devices, CPU, measured_s)
 
 
 def test_a_budget_that_ends_before_the_schedule_is_a_warning_with_the_measured_share():

@@ -81,7 +81,7 @@ def _peak(config, batch):
     """Return the planned bytes of a rank with another micro-batch and the same global batch."""
     accumulation = config.train.global_batch // (batch * config.train.num_gpus)
     changed = replace(config.train, batch_size=batch, gradient_accumulation=accumulation)
-    return memory(config.train.shape, changed).total
+    return memory(changed).total
 
 
 def test_every_line_of_a_fragment_takes_effect_in_every_run(program):

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from kmatrix.records.attempts import Attempt, End
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
+from kmatrix.shapes import ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB_SIZE = 257
@@ -72,6 +73,11 @@ def train_config(**overrides: Any) -> TrainConfig:
     fields = train_fields(Path("data"), "") | overrides
     product = fields["batch_size"] * fields["gradient_accumulation"] * fields["num_gpus"]
     return TrainConfig(**fields | {"global_batch": overrides.get("global_batch", product)})
+
+
+def with_shape(train: TrainConfig, shape: ModelShape) -> TrainConfig:
+    """Return a configuration with the model of another shape."""
+    return replace(train, **asdict(shape))
 
 
 def make_run(tmp_path: Path, name: str = "gpt2_adamw_1cpu", **train_overrides: Any) -> RunDir:

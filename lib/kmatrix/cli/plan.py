@@ -183,10 +183,10 @@ def _forecast(made: Plan, kind: RunKind) -> Iterator[str]:
         ("length", _length(config)),
         *(("rule", text) for text in _rules(config)),
         ("data", _data(made, config)),
-        ("memory", _memory(memory(shape, train)) if cpu is None else "weights, gradients and optimizer states only"),
+        ("memory", _memory(memory(train)) if cpu is None else "weights, gradients and optimizer states only"),
         ("time", _time(kind, cpu)),
     ]
-    files, size = disk(shape, train, config.train.max_iters)
+    files, size = disk(train)
     details += [("disk", f"at most {plural(files, 'checkpoint')} of {disk_size(size)}")] if files else []
     yield from (f"  {label:11}{text}" for label, text in details)
 
@@ -194,14 +194,14 @@ def _forecast(made: Plan, kind: RunKind) -> Iterator[str]:
 def _row(config: RunConfig, device: GpuModel, cpu: CpuSpeed | None) -> list[str]:
     """Return the row of a run on a device, by TITLES."""
     shape, train = config.train.shape, config.train
-    needed, expected = memory(shape, train), rates(shape, train, device, cpu)
-    files, size = disk(shape, train, config.train.max_iters)
+    needed, expected = memory(train), rates(train, device, cpu)
+    files, size = disk(train)
     # Both ends may be the budget.
     ends = [within_budget(config.tokens / rate, train) for rate in reversed(expected or ())]
     seconds = list(dict.fromkeys(ends))
     energy = [used for second in seconds if (used := kilowatt_hours(second, device, config.train.num_gpus)) is not None]
     costs = [money(cost) for second in seconds if (cost := gpu_cost(second, train)) is not None]
-    largest = None if cpu else largest_batch(shape, train, device)
+    largest = None if cpu else largest_batch(train, device)
     cells = [
         device.name,
         f"{shape.params:,}",
@@ -280,14 +280,14 @@ def _memory(needed: MemoryNeed) -> str:
 
 def _time(kind: RunKind, cpu: CpuSpeed | None) -> str:
     """Return what the times in the table assume."""
-    config, train, devices = kind.config, kind.config.train, kind.devices
+    train, devices = kind.config.train, kind.devices
     budget = budget_s(train)
     ended = f"; at most {duration(budget)}, its budget" if budget is not None else ""
     if cpu is not None:
         return f"{cpu.text}; without evaluations{ended}"
-    if len(devices) == 1 and rates(config.train.shape, train, devices[0], None) is None:
+    if len(devices) == 1 and rates(train, devices[0], None) is None:
         return f"unknown: the peak of {devices[0].name} in {train.dtype} is not known (PEAK_TFLOPS=){ended}"
-    bands = [mfu_band(config.train.shape, train, device) for device in devices]
+    bands = [mfu_band(train, device) for device in devices]
     low, high = min(low for low, _ in bands), max(high for _, high in bands)
     band = f"{low:.0%} to {high:.0%}".replace("%", " %")
     return f"at an MFU of {band} ({'compiled' if train.compile else 'COMPILE=n'}), without evaluations{ended}"

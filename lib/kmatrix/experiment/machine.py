@@ -79,17 +79,17 @@ class Machine:
 
     def kind(self, config: RunConfig) -> RunKind:
         """Return what a run and those like it need here, and what speaks against them."""
-        shape, train, devices = config.train.shape, config.train, self.devices(config)
+        train, devices = config.train, self.devices(config)
         budget, cpu = budget_s(train), None
         found = warnings(train)
         if budget is not None:  # earlier runs are read only then: that takes a while
             cpu = self.cpu_speed(config)
             measured_s = None if self.nodes or self.asked else self.earlier.whole_s(train)
-            found += filter(None, [budget_warning(shape, train, devices, cpu, measured_s)])
+            found += filter(None, [budget_warning(train, devices, cpu, measured_s)])
         lacks = self.lacks(train)
         # Impossible on each device: in the words of the largest.
         ordered = sorted(devices, key=lambda device: device.memory or 0)
-        each = [] if lacks else [risks(shape, train, config.train.max_iters, device, cpu) for device in ordered]
+        each = [] if lacks else [risks(train, device, cpu) for device in ordered]
         reasons = each[-1] if each and all(each) else ()
         return RunKind(config=config, warnings=tuple(found), devices=tuple(devices), lacks=lacks, risks=reasons)
 
@@ -99,7 +99,7 @@ class Machine:
         The hint has the steps that fit, at the speed of the newest run like it, or at the lowest expected one.
         """
         train, budget = config.train, budget_s(config.train) or 0.0
-        expected = [rates(train.shape, train, device, self.cpu_speed(config)) for device in self.devices(config)]
+        expected = [rates(train, device, self.cpu_speed(config)) for device in self.devices(config)]
         lowest = min((rate[0] for rate in expected if rate), default=0.0)
         measured = self.earlier.speed(train)
         rate, source = (measured[0], f"measured in {measured[1]}") if measured else (lowest, "")

@@ -175,7 +175,7 @@ def _expected_s(plan: Plan, config: RunConfig) -> float | None:
     if config.train.device != "cuda" or not plan.machine.gpus:
         return None
     device = plan.machine.devices(config)[0]
-    return expected_seconds(shape=config.train.shape, train=config.train, tokens=config.tokens, device=device)
+    return expected_seconds(config.train, device)
 
 
 def _train_fields(plan: Plan, config: RunConfig, data: Dataset | None, cores: int) -> dict[str, Any]:

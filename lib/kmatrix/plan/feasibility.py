@@ -13,7 +13,7 @@ from kmatrix.plan.cpu import CpuSpeed
 from kmatrix.plan.memory import BYTES, MemoryNeed, masks, memory, states
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.rules import budget_s, dollars_per_hour
-from kmatrix.shapes import DEVICES, ModelShape, peak_tflops
+from kmatrix.shapes import DEVICES, peak_tflops
 from kmatrix.text import GIB, memory_size
 
 # Without torch.compile: it makes training with fused attention 20 to 50 % faster (16 % for Llama 8B in torchtitan's
@@ -62,18 +62,19 @@ def large_mfu(device: GpuModel) -> float:
     return next((mfu for names, mfu in LARGE_MFU if not words.isdisjoint(names)), OTHER_MFU)
 
 
-def mfu_band(shape: ModelShape, train: TrainConfig, device: GpuModel) -> tuple[float, float]:
+def mfu_band(train: TrainConfig, device: GpuModel) -> tuple[float, float]:
     """Return the lowest and the highest MFU that a run is expected to reach, 0 to 1."""
-    low = _compiled_mfu(shape.params, device) / SPREAD
+    params = train.shape.params
+    low = _compiled_mfu(params, device) / SPREAD
     # Smaller models than the published ones can be faster, with many tokens per step.
-    most = shape.params if shape.params >= SMALLEST else 10 * SMALLEST
+    most = params if params >= SMALLEST else 10 * SMALLEST
     high = min(_compiled_mfu(most, device) * SPREAD, HIGHEST)
     return (low, high) if train.compile else (low * EAGER[0], high * EAGER[1])
 
 
-def middle_mfu(shape: ModelShape, train: TrainConfig, device: GpuModel) -> float:
+def middle_mfu(train: TrainConfig, device: GpuModel) -> float:
     """Return the expected MFU: half of the published runs were faster, half slower."""
-    expected = _compiled_mfu(shape.params, device)
+    expected = _compiled_mfu(train.shape.params, device)
     return expected if train.compile else expected * math.sqrt(EAGER[0] * EAGER[1])
 
 
@@ -82,31 +83,32 @@ def _compiled_mfu(params: float, device: GpuModel) -> float:
     return large_mfu(device) * params / (params + HALF)
 
 
-def rate_at(share: float, shape: ModelShape, train: TrainConfig, device: GpuModel) -> float | None:
+def rate_at(share: float, train: TrainConfig, device: GpuModel) -> float | None:
     """Return the tokens/s of all GPUs at an MFU, None if the peak of the device is unknown."""
     peak = peak_of(device, train)
-    return None if peak is None else share * peak * 1e12 * train.num_gpus / shape.flops_per_token
+    return None if peak is None else share * peak * 1e12 * train.num_gpus / train.shape.flops_per_token
 
 
-def rates(shape: ModelShape, train: TrainConfig, device: GpuModel, cpu: CpuSpeed | None) -> tuple[float, float] | None:
+def rates(train: TrainConfig, device: GpuModel, cpu: CpuSpeed | None) -> tuple[float, float] | None:
     """Return the lowest and the highest expected tokens/s of all ranks, None if the peak of the device is unknown.
 
     cpu: the speed of a run on the CPU.
     """
     if cpu is not None:
-        return cpu.slow * cpu.cores / shape.flops_per_token, cpu.fast * cpu.cores / shape.flops_per_token
-    low, high = (rate_at(share, shape, train, device) for share in mfu_band(shape, train, device))
+        per_token = train.shape.flops_per_token
+        return cpu.slow * cpu.cores / per_token, cpu.fast * cpu.cores / per_token
+    low, high = (rate_at(share, train, device) for share in mfu_band(train, device))
     return None if low is None or high is None else (low, high)
 
 
-def expected_seconds(*, shape: ModelShape, train: TrainConfig, tokens: int, device: GpuModel) -> float | None:
+def expected_seconds(train: TrainConfig, device: GpuModel) -> float | None:
     """Return the expected time of a run in seconds before anything is measured, at the expected MFU.
 
     None if the peak of the device is unknown. The actual time can differ by a factor of two;
     evaluations and checkpoints are not included. It is at most the budget of the run.
     """
-    rate = rate_at(middle_mfu(shape, train, device), shape, train, device)
-    return None if rate is None else within_budget(tokens / rate, train)
+    rate = rate_at(middle_mfu(train, device), train, device)
+    return None if rate is None else within_budget(train.max_iters * train.tokens_per_step / rate, train)
 
 
 def within_budget(seconds: float, train: TrainConfig) -> float:
@@ -126,26 +128,22 @@ def gpu_cost(seconds: float, train: TrainConfig) -> float | None:
     return None if price is None else price * seconds / 3600
 
 
-def disk(shape: ModelShape, train: TrainConfig, steps: int) -> tuple[int, float]:
-    """Return the maximum number of checkpoints at the same time, and the bytes of each."""
+def disk(train: TrainConfig) -> tuple[int, float]:
+    """Return the maximum number of checkpoints at the same time (rolling, best and final), and the bytes of each."""
+    last = train.max_iters - 1  # the last step writes the final checkpoint instead of a periodic one
+    periodic = last // train.checkpoint_interval if train.checkpoint_interval else 0
+    best = min(1, last // train.eval_interval) if train.save_best else 0
+    files = min(periodic, train.keep_checkpoints) + best + (1 if train.save_checkpoint else 0)
     # Schedule-Free trains on one set of weights and evaluates another; a checkpoint contains both.
-    averaged = shape.params if train.optimizer == "schedulefree" else 0
-    return _files(train, steps), BYTES * (shape.params + averaged + states(shape, train) + masks(shape, train))
+    shape, copies = train.shape, 2 if train.optimizer == "schedulefree" else 1
+    return files, BYTES * (copies * shape.params + states(shape, train) + masks(shape, train))
 
 
-def _files(train: TrainConfig, steps: int) -> int:
-    """Return the maximum number of checkpoints at the same time: rolling, best and final."""
-    # The last step writes the final checkpoint instead of a periodic one, hence steps - 1.
-    periodic = (steps - 1) // train.checkpoint_interval if train.checkpoint_interval else 0
-    best = min(1, (steps - 1) // train.eval_interval) if train.save_best else 0
-    return min(periodic, train.keep_checkpoints) + best + (1 if train.save_checkpoint else 0)
-
-
-def largest_batch(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int | None:
+def largest_batch(train: TrainConfig, device: GpuModel) -> int | None:
     """Return the largest micro-batch that fits in sequences, 0 if none fits, None if unknown."""
 
     def fits(batch: int) -> Fit:
-        return fit(memory(shape, replace(train, batch_size=batch)), device)
+        return fit(memory(replace(train, batch_size=batch)), device)
 
     if fits(1) is Fit.UNKNOWN:
         return None

@@ -68,8 +68,9 @@ class MemoryNeed:
         return self.weights + self.gradients + self.states
 
 
-def memory(shape: ModelShape, train: TrainConfig) -> MemoryNeed:
+def memory(train: TrainConfig) -> MemoryNeed:
     """Return the memory per rank on a GPU. On the CPU only `least` holds: attention and allocator differ."""
+    shape = train.shape
     wide = replace(shape, vocab_size=padded(shape.vocab_size, train.vocab_multiple))
     half = train.dtype == "bf16"
     ranks = train.num_gpus

@@ -11,7 +11,6 @@ from kmatrix.plan.feasibility import Fit, GpuModel, fit, rates
 from kmatrix.plan.memory import memory
 from kmatrix.records.train_config import TrainConfig
 from kmatrix.rules import budget_s
-from kmatrix.shapes import ModelShape
 from kmatrix.text import duration, memory_size, plural
 
 # The planned memory may be too high by this share (tests/plan/test_published.py): less is only a
@@ -31,19 +30,14 @@ class Risk:
     certain: bool = False  # False: an estimate, which ALLOW_RISK=y overrides
 
 
-def risks(
-    shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cpu: CpuSpeed | None
-) -> tuple[Risk, ...]:
-    """Return the reasons why a run is impossible.
-
-    steps: of the whole run.  cpu: its speed if it runs on the CPU.
-    """
-    found = (_memory_risk(shape, train, device), _budget_risk(shape, train, steps, device, cpu))
+def risks(train: TrainConfig, device: GpuModel, cpu: CpuSpeed | None) -> tuple[Risk, ...]:
+    """Return the reasons why a run is impossible. cpu: its speed if it runs on the CPU."""
+    found = (_memory_risk(train, device), _budget_risk(train, device, cpu))
     return tuple(risk for risk in found if risk is not None)
 
 
-def _memory_risk(shape: ModelShape, train: TrainConfig, device: GpuModel) -> Risk | None:
-    need = memory(shape, train)
+def _memory_risk(train: TrainConfig, device: GpuModel) -> Risk | None:
+    need = memory(train)
     if device.memory is None:
         return None
     certain = need.least > device.memory
@@ -51,33 +45,31 @@ def _memory_risk(shape: ModelShape, train: TrainConfig, device: GpuModel) -> Ris
     if not certain and (train.device == "cpu" or need.total / (1 + ERROR) <= device.memory):
         return None
     what = f"needs {memory_size(need.least if certain else need.total)}, {device.name} has {device.room}"
-    if batch := 0 if certain else _batch_that_divides(shape, train, device):
+    if batch := 0 if certain else _batch_that_divides(train, device):
         fix = f"pass BATCH_SIZE={batch} PARALLEL_BATCH_SIZE={train.global_batch}"
     else:
         fix = "choose a smaller model" + ("" if certain or train.recompute else ", or pass RECOMPUTE=y")
     return Risk(what=what, fix=fix, certain=certain)
 
 
-def _batch_that_divides(shape: ModelShape, train: TrainConfig, device: GpuModel) -> int:
+def _batch_that_divides(train: TrainConfig, device: GpuModel) -> int:
     """Return the largest smaller micro-batch that fits and keeps the global batch, 0 if none does."""
     per_rank = train.global_batch // train.num_gpus
     for batch in range(min(train.batch_size, per_rank), 0, -1):
         # More accumulation may need more memory: gradients then exist during the forward pass.
         smaller = replace(train, batch_size=batch, gradient_accumulation=max(1, per_rank // batch))
-        if per_rank % batch == 0 and fit(memory(shape, smaller), device) is not Fit.NOT:
+        if per_rank % batch == 0 and fit(memory(smaller), device) is not Fit.NOT:
             return batch
     return 0
 
 
-def _budget_risk(
-    shape: ModelShape, train: TrainConfig, steps: int, device: GpuModel, cpu: CpuSpeed | None
-) -> Risk | None:
+def _budget_risk(train: TrainConfig, device: GpuModel, cpu: CpuSpeed | None) -> Risk | None:
     """Return the risk that the budget ends before the first evaluation that follows training."""
     budget = budget_s(train)
-    expected = None if budget is None else rates(shape, train, device, cpu)
+    expected = None if budget is None else rates(train, device, cpu)
     if budget is None or expected is None:
         return None
-    first = min(train.eval_interval, steps)  # the last step is evaluated, too
+    first = min(train.eval_interval, train.max_iters)  # the last step is evaluated, too
     shortest = FASTEST_START_S[train.device] + first * train.tokens_per_step / expected[1]
     if shortest <= budget:
         return None
@@ -95,18 +87,14 @@ def _limit(train: TrainConfig) -> str:
 
 
 def budget_warning(
-    shape: ModelShape,
-    train: TrainConfig,
-    devices: Sequence[GpuModel],
-    cpu: CpuSpeed | None,
-    measured_s: float | None,
+    train: TrainConfig, devices: Sequence[GpuModel], cpu: CpuSpeed | None, measured_s: float | None
 ) -> str:
     """Return the warning that a budget ends a run before its schedule does, "" if it does not.
 
     measured_s: time of the whole run by earlier runs of this shape on this machine; None: the fastest device decides,
     at its highest expected speed.
     """
-    budget, expected = budget_s(train), [rates(shape, train, device, cpu) for device in devices]
+    budget, expected = budget_s(train), [rates(train, device, cpu) for device in devices]
     fastest = max((rate[1] for rate in expected if rate), default=math.inf)
     tokens = train.max_iters * train.tokens_per_step
     whole = measured_s or FASTEST_START_S[train.device] + tokens / fastest

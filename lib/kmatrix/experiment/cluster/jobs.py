@@ -26,7 +26,7 @@ def _job(config: RunConfig, machine: Machine) -> Shape:
     threads = cpu_threads(train.cpu_threads, device=train.device, cores=nodes.cpus or each, ranks=each)
     planned = None
     if train.device == "cuda" and nodes.model:
-        planned = expected_seconds(shape=train.shape, train=train, tokens=config.tokens, device=nodes.model)
+        planned = expected_seconds(train, nodes.model)
     found = machine.earlier.whole_s(replace(train, cpu_threads=threads), planned)
     times = [time for time in (found, budget_s(train)) if time is not None]
     return Shape(
