@@ -10,6 +10,7 @@ import torch
 from gpt2.checkpoint import compare, weights_sha256
 from kmatrix.records import attempts
 from kmatrix.records.files import append_jsonl, write_json
+from kmatrix.records.matrix import CODE
 from kmatrix.records.paths import RunDir
 from kmatrix.report.reproduction import (
     changes,
@@ -139,14 +140,13 @@ def test_with_a_fixed_order_of_additions_equality_is_promised_on_gpus_of_one_nam
 
 def test_changed_files_of_the_trainer_are_named(runs):
     change_run_json(runs[1], provenance={"code": "other"})
-    for run in runs:
-        write_json(run.path.parent / "matrix.json", {})
-    assert changes(*runs).code == ("the trainer's sources (changed files not recorded)",)
-    for run, files in zip(
-        runs, ({"a.py": "1", "b.py": "1", "c.py": "1"}, {"a.py": "1", "b.py": "2", "d.py": "1"}), strict=True
-    ):
-        write_json(run.path.parent / "matrix.json", {"provenance": {"files": files}})
-    assert changes(*runs).code == ("b.py", "c.py (removed)", "d.py (new)")
+    assert changes(*runs).code == ("an attempt with CODE=checkout",)
+    for run, files in zip(runs, ({"a": "1", "b": "1", "c": "1"}, {"a": "1", "b": "2", "d": "1"}), strict=True):
+        for name, text in files.items():
+            path = run.path.parent / CODE / "gpt2" / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    assert changes(*runs).code == ("gpt2/b.py", "gpt2/c.py", "gpt2/d.py")
     for run in runs:  # both were continued with the same code
         write_json(attempts.path_of(run.path, 1), {"number": 1, "code": "c0de"})
     assert changes(*runs).code == ()

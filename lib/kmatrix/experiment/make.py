@@ -135,7 +135,6 @@ def _about(plan: Plan, configs: Mapping[str, RunConfig], origin: Provenance) -> 
         "equal": equal_budget(plan.equal_by, configs),
         "verdict": as_json(plan.verdict),
         "cuts": [{"count": cells.count, "reason": cells.reason} for cells in plan.matrix.excluded],
-        "notes": list(plan.matrix.notes),
         "provenance": origin,
     }
 
@@ -174,8 +173,7 @@ def _expected_s(plan: Plan, config: RunConfig) -> float | None:
     """Return the expected time (s) of a run on the GPUs of this machine; None if unknown, and on the CPU."""
     if config.train.device != "cuda" or not plan.machine.gpus:
         return None
-    device = plan.machine.devices(config)[0]
-    return expected_seconds(config.train, device)
+    return expected_seconds(config.train, plan.machine.devices(config)[0])
 
 
 def _train_fields(plan: Plan, config: RunConfig, data: Dataset | None, cores: int) -> dict[str, Any]:

@@ -64,7 +64,6 @@ class Provenance(TypedDict, total=False):
     git_commit: str | None  # None outside a git repository
     git_dirty: bool | None
     code: str  # SHA-256 of the trainer's sources
-    files: dict[str, str]  # source of the trainer -> first 16 digits of its SHA-256; matrix.json only
     python: str
     executable: str
     versions: dict[str, str]  # package -> version

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kmatrix.records import attempts
 from kmatrix.records.decode import Scalar, decode_optional
-from kmatrix.records.matrix import read_plan
+from kmatrix.records.matrix import CODE
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
     Provenance,
@@ -17,6 +17,7 @@ from kmatrix.records.runs import (
     merged_metrics,
     read_run_file_or_empty,
 )
+from kmatrix.sources import trainer_files
 from kmatrix.text import first_names
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
@@ -150,16 +151,12 @@ def _logged_values(run: RunDir) -> dict[tuple[int, str], float | None]:
 
 
 def _changed_code(was: RunDir, now: RunDir, before: Provenance, after: Provenance) -> tuple[str, ...]:
-    """Return the changed files of the trainer, or one sentence if only their common hash is recorded."""
+    """Return the changed files of the trainer in `code/` of the matrices."""
     if _code(was, before) == _code(now, after):
         return ()
-    old, new = (read_plan(run.path.parent).provenance.get("files") or {} for run in (was, now))
-    if not old or not new or old == new:  # equal plans: one of them was continued with other code
-        return ("the trainer's sources (changed files not recorded)",)
-    changed = [name for name in old.keys() & new.keys() if old[name] != new[name]]
-    removed = [f"{name} (removed)" for name in old.keys() - new.keys()]
-    added = [f"{name} (new)" for name in new.keys() - old.keys()]
-    return tuple(sorted([*changed, *removed, *added]))
+    old, new = (trainer_files(run.path.parent / CODE) for run in (was, now))
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return tuple(changed) or ("an attempt with CODE=checkout",)
 
 
 def _code(run: RunDir, about: Provenance) -> str | None:
