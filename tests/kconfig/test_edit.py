@@ -2,55 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from kmatrix.kconfig.assignments import explicit_names
 from programs import ROOT, Program
-from skips import require_program
+from tmux_screen import Tmux
 from waiting import wait_until
-
-NUMBERS = itertools.count()
 
 
 class Screen:
-    """A terminal of 100 x 40 that runs the program; a shell prints its exit status after it."""
+    """A terminal of 100 x 40 that runs menuconfig."""
 
-    def __init__(self, folder, *, arguments=(), environment=None):
-        self.tmux = [str(require_program("tmux")), "-L", f"kmatrix-{os.getpid()}-{next(NUMBERS)}", "-f", "/dev/null"]
-        changes = environment or {}
-        settings = [f"{name}={text}" for name, text in changes.items()]
-        command = [
-            *("env", "-u", "MAKEFLAGS", "-u", "KCONFIG_CONFIG", f"PYTHONPATH={ROOT / 'lib'}", *settings),
-            *(sys.executable, "-m", "kmatrix", "menuconfig", f"O={folder}", *arguments),
-        ]
-        script = folder / "session.sh"
-        quoted = " ".join(f"'{part}'" for part in command)
-        script.write_text(f"{quoted}\necho STATUS $?\nexec sleep 60\n", encoding="utf-8")
-        self._call("new-session", "-d", "-x", "100", "-y", "40", "sh", str(script))
-
-    def _call(self, *arguments):
-        return subprocess.run([*self.tmux, *arguments], capture_output=True, text=True, check=True, timeout=20).stdout
+    def __init__(self, folder, **environment):
+        environment |= {"PYTHONPATH": str(ROOT / "lib")}
+        plainly = ("env", "-u", "MAKEFLAGS", "-u", "KCONFIG_CONFIG")
+        command = (*plainly, sys.executable, "-m", "kmatrix", "menuconfig", f"O={folder}")
+        self.tmux = Tmux(Path(tempfile.mkdtemp(dir=folder)), (100, 40), environment, *command)
 
     def text(self):
-        return self._call("capture-pane", "-p")
+        return self.tmux.screen()
 
     def keys(self, *names):
-        self._call("send-keys", *names)
+        self.tmux("send-keys", *names)
 
     def wait(self, expected):
         """Wait until a text is on the screen; return the screen."""
         return wait_until(
             lambda: screen if expected in (screen := self.text()) else None, f"{expected!r} is on the screen"
         )
-
-    def close(self):
-        subprocess.run([*self.tmux, "kill-server"], capture_output=True, check=False, timeout=20)
 
 
 @pytest.fixture
@@ -62,13 +46,13 @@ def program(tmp_path):
 def screen(program):
     opened = []
 
-    def start(**settings):
-        opened.append(Screen(program.folder, **settings))
+    def start(**environment):
+        opened.append(Screen(program.folder, **environment))
         return opened[-1]
 
     yield start
     for terminal in opened:
-        terminal.close()
+        terminal.tmux("kill-server")
 
 
 def jump_to(terminal, name):
@@ -103,7 +87,7 @@ def test_saved_values_are_shown_again_and_defaults_follow_the_choices_on_the_scr
     terminal.keys("q")
     terminal.wait("Save configuration?")
     terminal.keys("y")
-    terminal.wait("STATUS 0")
+    terminal.wait("status=0")
 
     assert program.value("GPT2_MAX_ITERS") == "77"
     assert program.value("GPT2_LEARNING_RATE") == '"0.02"'
@@ -115,7 +99,7 @@ def test_saved_values_are_shown_again_and_defaults_follow_the_choices_on_the_scr
     jump_to(second, "GPT2_MAX_ITERS")
     second.wait("(77) Steps")
     second.keys("q")
-    second.wait("STATUS 0")
+    second.wait("status=0")
     assert "no change" in second.text()
     assert program.config.stat().st_mtime_ns == saved
 
@@ -132,7 +116,7 @@ def test_a_configuration_that_only_the_rules_reject_is_kept_in_another_file(prog
     terminal.keys("BSpace", "25", "Enter", "q")
     terminal.wait("Save configuration?")
     terminal.keys("y")
-    text = " ".join(terminal.wait("STATUS 2").split())
+    text = " ".join(terminal.wait("status=2").split())
 
     assert "PARALLEL_BATCH_SIZE=25 is not a multiple of BATCH_SIZE=12" in text
     assert program.config.read_bytes() == before
@@ -148,10 +132,10 @@ def test_unusual_locales_and_terminals_open_the_screen(program, screen):
         {"TERM": "vt100"},
         {"LC_ALL": "C"},
     ):
-        terminal = screen(environment=environment)
+        terminal = screen(**environment)
         text = terminal.wait("Optimizer")
         terminal.keys("q")
-        terminal.wait("STATUS 0")
+        terminal.wait("status=0")
 
         assert "Traceback" not in text + terminal.text(), environment
 
