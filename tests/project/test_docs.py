@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from format_tables import page_with_tables
-from kmatrix.cli.commands import ALIASES, COMMANDS, GROUPS, MAKE_ONLY, PLACES, find_command
+from kmatrix.cli.commands import GROUPS, MAKE_ONLY, PLACES, find_command
 from kmatrix.errors import KmatrixError
 from kmatrix.kconfig.assignments import SETS, parse_set
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import parse_override
-from pages import DOCS, FENCE, INLINE, LINK, PAGES, ROOT, commands, page_text, prose, run_make, target_exists
+from pages import DOCS, FENCE, INLINE, LINK, PAGES, ROOT, commands, page_text, prose, target_exists
 from programs import give_gpus, run
 
 ENGLISH = {"it", "one", "room", "the"}  # words after the verb that are no target
@@ -162,17 +162,6 @@ def test_every_page_is_reachable_from_the_index():
             todo += [(page.parent / link.partition("#")[0]).resolve() for link in links(page) if link[0] != "#"]
     assert set(DOCS.rglob("*.md")) <= seen
     assert "docs/index.md" in links(ROOT / "README.md")
-
-
-@pytest.mark.process
-def test_make_help_lists_every_command_and_every_public_target():
-    listed = set(re.findall(r"[\w-]+", run_make("help")))
-    phony = re.search(r"^\.PHONY: (.*)$", run_make("-npq", "help"), re.MULTILINE)
-    assert phony
-    defconfigs = re.compile(r"defconfig-.+|.+_defconfig")
-    public = {name for name in phony[1].split() if not defconfigs.fullmatch(name) and not name.startswith(".")}
-    assert public - set(ALIASES) | set(COMMANDS) <= listed
-    assert set(ALIASES) <= public  # old names still work, but only the new ones are listed
 
 
 def examples(body: str) -> list[tuple[str, str]]:
