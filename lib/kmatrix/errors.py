@@ -50,11 +50,8 @@ def reason_of(error: Exception) -> str:
 
 
 def path_problem(error: Exception) -> str:
-    """Return the problem of a path that this user cannot use or no file can have, "" for another error.
-
-    Not of a missing file: one that matters has its own message.
-    """
-    if isinstance(error, OSError) and error.filename is not None and error.errno not in (*NO_SPACE, errno.ENOENT):
+    """Return the problem of a path that this user cannot use or no file can have, "" for another error."""
+    if isinstance(error, OSError) and error.filename is not None and error.errno not in NO_SPACE:
         return f"{error.strerror}: {error.filename}"
     # pathlib of Python 3.11 raises these as plain RuntimeErrors: an unknown ~user, and a link to itself.
     if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
