@@ -14,9 +14,10 @@ from kmatrix.rules import budget_s
 
 def planned_jobs(plan: Plan) -> dict[str, Shape]:
     """Return what each run of a plan for a cluster needs per node, with its expected time (s)."""
-    return {
-        name: job for kind, names in plan.kinds.items() for job in [_job(kind.config, plan.machine)] for name in names
-    }
+    jobs: dict[str, Shape] = {}
+    for kind, names in plan.kinds.items():
+        jobs |= dict.fromkeys(names, _job(kind.config, plan.machine))
+    return jobs
 
 
 def _job(config: RunConfig, machine: Machine) -> Shape:
