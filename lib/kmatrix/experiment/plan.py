@@ -63,7 +63,7 @@ class Plan:
     def runs(self) -> tuple[Run, ...]:
         return self.matrix.runs
 
-    @property
+    @cached_property
     def configs(self) -> dict[str, RunConfig]:
         """The configurations by run name."""
         return {run.name: run.config for run in self.runs}
@@ -85,7 +85,7 @@ class Plan:
             found.setdefault(shape_of(config.train), []).append(name)
         return {self.machine.kind(self.configs[names[0]]): names for names in found.values()}
 
-    @property
+    @cached_property
     def skipped(self) -> dict[str, str]:
         """The runs for which this machine has too few GPUs, with the reason."""
         return {name: kind.lacks for kind, names in self.kinds.items() if kind.lacks for name in names}
@@ -93,8 +93,12 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """Sentences about legal settings that are probably mistakes, and about nodes that could not be asked for."""
-        of_nodes = [self.machine.nodes.warning] if self.machine.nodes and self.machine.nodes.warning else []
-        return list(dict.fromkeys([*of_nodes, *(text for kind in self.kinds for text in kind.warnings)]))
+        found: dict[str, list[str]] = {}
+        for kind, names in self.kinds.items():
+            for text in kind.warnings:
+                found.setdefault(text, []).extend(names)
+        of_runs = [t if len(n) == len(self.configs) else f"{first_names(n)}: {t}" for t, n in found.items()]
+        return [*filter(None, [self.machine.nodes.warning if self.machine.nodes else ""]), *of_runs]
 
 
 def make_plan(
