@@ -17,6 +17,7 @@ from factories import ROOT, make_data
 from gpt2.inference.restore import restore
 from kmatrix.gpu.formats.binary import read_samples
 from kmatrix.plan.memory import memory
+from kmatrix.records.attempts import read_all
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.train_config import TrainConfig
@@ -70,7 +71,7 @@ def test_a_micro_batch_that_does_not_fit_fails_for_memory_and_a_smaller_one_fini
     result = read_json(made.result)
     assert (result["status"], result["kind"]) == ("failed", "oom"), output[-6000:]
     device.train(made, "--resume", "auto", "--micro-batch", str(fits), attempt=2, **fault)
-    used = read_json(made.run_used)["train"]
+    used = read_json(made.result)["used"]
     assert (used["batch_size"], used["global_batch"]) == (fits, too_many)
 
 
@@ -92,12 +93,12 @@ def test_runs_of_one_gpu_share_the_machine_and_never_a_gpu(device, tmp_path):
     runs = [RunDir(one.parent) for one in path.glob("*/run.json")]
     assert len(runs) == device.gpus + 1
     assert len({tuple(losses(run)) for run in runs}) == 1
-    last = [read_json(run.status)["attempts"][-1] for run in runs]
+    last = [read_all(run.path)[-1] for run in runs]
     if device.is_gpu:
-        used = [[gpu["uuid"] for gpu in read_json(run.run_used)["gpus"]] for run in runs]
-        assert [attempt["gpus"] for attempt in last] == used
+        used = [tuple(gpu["uuid"] for gpu in read_json(run.result)["gpus"]) for run in runs]
+        assert [attempt.gpus for attempt in last] == used
         for uuid in {one for gpus in used for one in gpus}:
-            spans = sorted((one["started"], one["ended"]) for one in last if one["gpus"] == [uuid])
+            spans = sorted((one.started, one.end.at) for one in last if one.gpus == (uuid,))
             assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
 
