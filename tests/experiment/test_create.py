@@ -85,18 +85,21 @@ def test_a_finished_run_of_another_matrix_is_reused_and_costs_nothing(program: P
         at=seen.states["gpt2_sgd_1cpu"].attempts[0].end.at,
     )
     assert run_files(second.path)["gpt2_sgd_1cpu"].reused_from == f"{first.name}/gpt2_sgd_1cpu"
+    assert read_json(second.run("gpt2_sgd_1cpu").run_json)["reused_from"] == f"{first.name}/gpt2_sgd_1cpu"
     assert run_files(make(program).path)["gpt2_sgd_1cpu"].reused_from == f"{first.name}/gpt2_sgd_1cpu"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("change", ["code", "torch", "train", "processor", "REUSE=n"])
-def test_a_run_that_may_differ_is_trained_again(program: Program, change: str) -> None:
+@pytest.mark.parametrize("change", ["code", "torch", "train", "log", "processor", "REUSE=n"])
+def test_a_run_that_may_differ_or_logged_something_else_is_trained_again(program: Program, change: str) -> None:
     first = make(program)
     finish(first, "gpt2_sgd_1cpu")
     record = read_json(first.matrix_json)
     origin = record["common"]["provenance"]
     if change == "train":
         record["common"]["train"]["grad_clip"] = 7.0
+    if change == "log":
+        record["common"]["train"]["log_norms"] = True
     origin |= {"code": {"code": "0" * 64}, "torch": {"versions": {"torch": "1.0"}}, "processor": {"cpu": "x"}}.get(
         change, {}
     )

@@ -17,7 +17,7 @@ from kmatrix.records.checkpoint_dir import check_own_files
 from kmatrix.records.control import Request, change
 from kmatrix.records.decode import replaced
 from kmatrix.records.files import read_json, sync_folder, write_json, write_text
-from kmatrix.records.matrix import CODE, INNER, MORE, OWN, SYMBOL
+from kmatrix.records.matrix import CODE, INNER, MORE, OWN, SYMBOL, write_files
 from kmatrix.records.paths import STAGED, MatrixDir, next_path
 
 
@@ -30,7 +30,7 @@ class Contents:
     config: str  # the .config that the matrix is made from
     sources: Path  # folder with the sources of the trainer
     skipped: Mapping[str, str]  # run -> why it cannot run here
-    neutral: frozenset[str] | None  # fields that cannot change a result; None: no results of other matrices are reused
+    reuse: bool  # results of other matrices
 
 
 def create(
@@ -49,7 +49,7 @@ def create(
         common = common_of(runs)
         place = {"name": path.name, "place": str(path.resolve()), "checkpoints": str(folder) if folder else None}
         listed = [planned(common, run) for run in runs]
-        write_json(staged.matrix_json, {**contents.about, **place, "common": common, "runs": listed})
+        _write(staged, {**contents.about, **place, "common": common, "runs": listed})
         _skip(staged, contents.skipped)
         sync_folder(staged.path)
         if folder:  # never one that exists: matrices of two results folders may have the same name
@@ -69,17 +69,25 @@ def add_to(matrix: MatrixDir, contents: Contents, *, on_message: OnMessage = ign
     runs = _reused(matrix, contents, matrix.path.parent, on_message)
     listed = [*record["runs"], *(planned(record["common"], run) for run in runs)]
     changed = {name: contents.about[name] for name in ("axes", "overrides", "equal", "verdict")}
-    write_json(matrix.matrix_json, {**record, **changed, "runs": listed})
+    _write(matrix, {**record, **changed, "runs": listed})
     _skip(matrix, contents.skipped)
 
 
 def _reused(matrix: MatrixDir, contents: Contents, results_dir: Path, on_message: OnMessage) -> list[dict[str, Any]]:
     """Return all runs, after the results of those that have finished in other matrices were copied."""
-    runs, neutral = contents.runs, contents.neutral
-    found = {} if neutral is None else reuse_runs(matrix.path, results_dir, runs, neutral)
+    runs = contents.runs
+    found = reuse_runs(matrix.path, results_dir, runs) if contents.reuse else {}
     for name, source in found.items():
         on_message(f"{name}: reused from {source} (REUSE=n trains it again)")
     return [run | ({"reused_from": found[name]} if name in found else {}) for name, run in runs.items()]
+
+
+def _write(matrix: MatrixDir, contents: Mapping[str, Any]) -> None:
+    """Write matrix.json, and run.json of the reused runs: nobody takes these."""
+    write_json(matrix.matrix_json, contents)
+    for run in contents["runs"]:
+        if run.get("reused_from"):
+            write_files(matrix.path, contents, run)
 
 
 def _skip(matrix: MatrixDir, skipped: Mapping[str, str]) -> None:

@@ -90,7 +90,7 @@ def contents_of(
         config=text,
         sources=code,
         skipped=plan.skipped,
-        neutral=plan.neutral if reuse and plan.config.reuse else None,
+        reuse=reuse and plan.config.reuse,
     )
 
 

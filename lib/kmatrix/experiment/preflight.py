@@ -61,7 +61,7 @@ def try_runs(
         about={**contents.about, "verdict": as_json(VerdictRules())},
         runs={name: trial_of(contents.runs[name]) for name in shapes},
         skipped={},
-        neutral=None,
+        reuse=False,
     )
     with tempfile.TemporaryDirectory(prefix=".kmatrix_preflight_", dir=below_root(plan.config.results_dir)) as folder:
         matrix = create(trial, Path(folder))

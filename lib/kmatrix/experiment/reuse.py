@@ -1,12 +1,12 @@
 """Reuse finished runs of other matrices: copy their results instead of training again.
 
-A run is reused only if the result would be the same: configuration, data, trainer code, torch, kind of device.
+A run is reused only if its files would be the same: configuration, data, trainer code, torch, kind of device.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,11 @@ from kmatrix.records.runs import Status
 from kmatrix.status.fold import FINISHED
 from kmatrix.status.look import look
 
-PLACES = frozenset({"init_from", "data_path"})  # fields that say where files are
 
-
-def reuse_runs(
-    matrix: Path, results_dir: Path, runs: Mapping[str, Mapping[str, Any]], neutral: Collection[str]
-) -> dict[str, str]:
+def reuse_runs(matrix: Path, results_dir: Path, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Copy the result of every run that has finished in another matrix below `results_dir`; return run -> source.
 
-    runs: run -> what its run.json will have.  neutral: fields of the trainer that cannot change a result.
+    runs: run -> what its run.json will have.
     """
     names = {run["run_id"]: name for name, run in runs.items()}
     reused: dict[str, str] = {}
@@ -44,17 +40,17 @@ def reuse_runs(
                 continue
             ours, last = runs[name], files.attempts[-1]
             there = theirs.provenance | ({"code": last.code} if last.code else {})
-            if _causes(ours["train"], ours["provenance"], neutral) == _causes(files.train, there, neutral):
+            if _causes(ours["train"], ours["provenance"]) == _causes(files.train, there):
                 reused[name] = theirs.reused_from or f"{other.name}/{source}"
                 _copy(other.path / source, matrix / name, last.number, reused[name])
     return reused
 
 
-def _causes(train: Mapping[str, Any], origin: Mapping[str, Any], neutral: Collection[str]) -> tuple[object, ...]:
-    """Return what decides the result of a run."""
+def _causes(train: Mapping[str, Any], origin: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what decides the result of a run, and what is logged and saved of it."""
     gpus = [gpu.get("name") for gpu in origin.get("gpus") or ()][: train["num_gpus"]]
     return (
-        {name: value for name, value in train.items() if name not in PLACES and name not in neutral},
+        dict(train),
         origin.get("code"),
         (origin.get("versions") or {}).get("torch"),
         gpus if train["device"] == "cuda" else origin.get("cpu"),

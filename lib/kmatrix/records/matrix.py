@@ -112,14 +112,18 @@ def whole(common: Mapping[str, Any], planned_run: Mapping[str, Any]) -> dict[str
 
 def make_files(matrix: Path, name: str) -> None:
     """Write run.json and .config of a run as planned now. Raises RecordError without a plan of this run."""
-    path = matrix / name
     value = decode(matrix / "matrix.json", dict[str, Any])
     found = next((run for run in value.get("runs", ()) if run.get("name") == name), None)
     if found is None:
         raise RecordError(f"{matrix / 'matrix.json'} has no run {name}", hint="`make status` lists them")
-    common = matrix / "config.txt"
+    write_files(matrix, value, found)
+
+
+def write_files(matrix: Path, value: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Write run.json and .config of a run. value, run: of matrix.json, and its part of this run."""
+    path, common = matrix / run["name"], matrix / "config.txt"
     lines = common.read_text(encoding="utf-8").split("\n") if common.exists() else []
-    values = whole(value.get("common", {}), found)
+    values = whole(value.get("common", {}), run)
     own = values.pop("config", {})
     write_text(path / ".config", "\n".join(own.get(line, line) for line in lines) + own.get(MORE, ""))
     write_json(path / "run.json", {**values, "matrix": value.get("name")})
