@@ -183,6 +183,12 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_no_part_of_it_and_its_error
     assert (log.read_bytes(), caught.value.filename) == (before, str(log))
 
 
+def test_an_error_names_the_file_to_write_and_not_a_temporary_one(tmp_path):
+    with pytest.raises(OSError, match="Is a directory") as caught:
+        write_bytes(tmp_path, b"")
+    assert caught.value.filename == str(tmp_path)
+
+
 def test_a_torn_line_is_ended(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b'{"a": 1}\n{"b"')

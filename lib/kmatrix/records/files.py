@@ -102,9 +102,9 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True, parents: bool 
     durable: flush it to disk before it replaces the old one; not worth it for one that is written every second.
     parents: without it, a missing folder raises FileNotFoundError: what was moved must not begin again at its old path.
     """
+    if parents:
+        path.parent.mkdir(parents=True, exist_ok=True)
     with _named(path):
-        if parents:
-            path.parent.mkdir(parents=True, exist_ok=True)
         before("write", path)
         with replacing(path) as temporary, temporary.open("xb") as file:
             file.write(data)
@@ -116,11 +116,11 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True, parents: bool 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Give an error of a disk the name of the file: one while bytes are written has none."""
+    """Give an error of a disk the name of the file: it has that of a temporary one, or none while bytes are written."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None and error.filename is None:
+        if error.errno is not None:
             error.filename = str(path)
         raise
 
