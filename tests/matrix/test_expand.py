@@ -146,6 +146,12 @@ def test_the_command_line_overrides_a_coupled_rule_with_a_note(program):
     assert "'OPTIMIZER=muon => LR=0.05': GPT2_LEARNING_RATE is set on the command line" in result.out
 
 
+def test_a_value_that_rules_set_in_every_run_is_refused_with_the_rule(program):
+    program.write(*TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=adamw => LR=1; OPTIMIZER=muon => LR=2"')
+
+    assert "LEARNING_RATE=1e-3: set by " in program.refused("olddefconfig", "LR=1e-3")
+
+
 def test_a_coupled_rule_that_matches_no_run_gives_a_note(program):
     program.write(*TWO, 'CONFIG_MATRIX_COUPLED="OPTIMIZER=sgd => LR=1"')
 

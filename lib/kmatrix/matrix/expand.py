@@ -252,7 +252,9 @@ class _Expansion:
 
     def _with_cause(self, item: Assignment, text: str) -> str:
         starts, found = f"{text}: ", cause(self.tree, item)
-        reasons = (why.removeprefix(starts) for why in self.excluded if why.startswith(starts))
+        reasons = [why.removeprefix(starts) for why in self.excluded if why.startswith(starts)]
+        coupled = [(rule, group) for rule in self.axes.rules for group in rule.points]
+        reasons += [f"set by {rule.where}" for rule, group in coupled if group[0].axis == self.tree.axis_of(item.name)]
         if found and self.tree.kconf.syms[item.name].visibility:
             found = None  # only of the last cell
-        return f"{item.where}: {text}: {next(reasons, found.text if found else 'no effect in any run')}"
+        return f"{item.where}: {text}: {next(iter(reasons), found.text if found else 'no effect in any run')}"
