@@ -83,7 +83,7 @@ def plan(arguments: Arguments) -> int:
     """
     asked = by_name(arguments.get("GPU")) if arguments.get("GPU") else None
     # GPU= asks for a forecast on that model, also if .config selects the CPU.
-    if asked and not {"DEVICE", "GPT2_DEVICE", "CONFIG_GPT2_DEVICE"} & set(arguments.assignments):
+    if asked and not {"DEVICE", "GPT2_DEVICE"} & set(arguments.assignments):
         arguments = arguments._replace(assignments={**arguments.assignments, "DEVICE": "cuda"})
     made = _plan(arguments, asked)
     for kind, names in made.kinds.items():
