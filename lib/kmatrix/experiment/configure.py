@@ -40,7 +40,11 @@ def merge_layers(tree: Tree, layers: Iterable[Path], on_message: OnMessage = ign
     for path in layers:
         lines = read_assignments(tree, path)
         refuse_computed(tree, lines)
-        base = merge_lines(tree, base, lines, on_message)
+        # The value of a fragment removes an axis of a former layer, as on the command line.
+        values = {axis: [item] for item in lines if (axis := tree.axis_of(item.name)) == item.name or item.value == "y"}
+        removable = {item.name for item in base} - {item.name for item in lines}
+        removed = [item for item in as_lines(tree, values) if item.name in removable]
+        base = merge_lines(tree, base, [*lines, *removed], on_message)
     return base
 
 
