@@ -6,7 +6,7 @@
     python bench/step.py --option "RECOMPUTE=y" --option "NUM_GPUS=2 ZERO_STAGE=1"
 
 NAME=VALUE: settings of all runs. --option: a further row with these settings. Each run is made from a configuration and
-trained by torchrun as users do; times are those that its metrics.jsonl has, without the first ones. nanoGPT trains the
+trained by torchrun; times are those that its metrics.jsonl has, without the first ones. nanoGPT trains the
 same model on the same tokens with its own train.py, once with its default `bias=False` and once with biases. Rounds
 alternate, so that a drift of the machine's speed affects all; the table has medians over rounds.
 

@@ -181,6 +181,7 @@ class RunResult(Record, frozen=True, kw_only=True):
     mfu: Amount | None = None  # 0 to 1
     step_ms: Amount | None = None  # median
     peak_memory_mib: Amount | None = None  # maximum over ranks
+    optimizer_state_mib: Amount | None = None  # of rank 0
     params: Count | None = None
     sparsity: Amount | None = None  # 0 to 1
     world_size: Count | None = None  # ranks
