@@ -35,7 +35,7 @@ def plan_more(
     if gone := known.keys() - {run.run_id for run in plan.runs}:
         raise ConfigError(
             f"{matrix.name} cannot be extended: its configuration now gives other runs",
-            why=f"no cell is {first_names(known[one] for one in sorted(gone))}: defaults or this machine have changed",
+            why=f"no cell is {first_names(known[one] for one in sorted(gone))}",
             hint="start a new matrix with `make test-matrix`; its finished runs are reused where they are equal",
         )
     rules = _rules_with(matrix, record.verdict, plan.verdict)
