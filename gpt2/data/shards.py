@@ -87,7 +87,8 @@ def find(folder: Path, kind: str, count: int = 0) -> list[Path]:
     paths = sorted({path for pattern in KINDS[kind] for path in folder.glob(pattern)})
     if len(paths) < max(count, 1):
         what = f"{folder} has {len(paths)} {kind} shards, expected {count or 'one or more'}"
-        raise DataError(what, why=f"their names match {' or '.join(KINDS[kind])}", hint="run `make prepare-data`")
+        why = f"their names match {' or '.join(KINDS[kind])}"
+        raise DataError(what, why=why, hint="check DATA_PATH, or run `make prepare-data`")
     return paths[:count] if count else paths
 
 

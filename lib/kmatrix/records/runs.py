@@ -87,7 +87,7 @@ class RunFile(Record, frozen=True, kw_only=True):
     train: TrainConfig = field(default_factory=TrainConfig)
     tracking: Tracking = field(default_factory=Tracking)
     timeout_s: Amount = 0.0  # of an attempt; 0: no limit
-    recorded_environment: dict[str, str] = field(name="environment", default_factory=dict)  # `environment` checks it
+    recorded_environment: dict[str, str] = field(name="environment", default_factory=dict)  # of the trainer
     train_tokens: Count | None = None  # in the training shards
     expected_s: Amount | None = None  # estimate of the plan
     selected: bool = False  # the rules in matrix.json decide from losses whether it is executed
@@ -142,7 +142,7 @@ class VerdictRules(Record, frozen=True, kw_only=True):
     """How the losses of a matrix are compared, fixed before its first run. The ranges are those of the symbols."""
 
     seeds_auto: bool = False  # further seeds run only where the verdict is open
-    # Of seeds_auto, in the order in which they run. Each is a look, whose exact probability takes time.
+    # Of seeds_auto, in the order in which they run. Each is a look at the losses, which the error counts.
     seeds: Annotated[tuple[Annotated[int, Meta(ge=0, le=LARGEST_SEED)], ...], Meta(max_length=MOST_SEEDS)] = ()
     seeds_min: Annotated[int, Meta(ge=2, le=MOST_SEEDS)] = 3  # of every configuration
     # Former numbers of seeds, if the maximum was raised after runs had started.
