@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from instant import Killed, killed_at
-from kmatrix.experiment.create import create
+from kmatrix.experiment.create import create, forget_reuse
 from kmatrix.experiment.make import contents_of, make_matrix
 from kmatrix.records.attempts import Attempt, End, write
 from kmatrix.records.control import requests_of
@@ -87,6 +87,14 @@ def test_a_finished_run_of_another_matrix_is_reused_and_costs_nothing(program: P
     assert run_files(second.path)["gpt2_sgd_1cpu"].reused_from == f"{first.name}/gpt2_sgd_1cpu"
     assert read_json(second.run("gpt2_sgd_1cpu").run_json)["reused_from"] == f"{first.name}/gpt2_sgd_1cpu"
     assert run_files(make(program).path)["gpt2_sgd_1cpu"].reused_from == f"{first.name}/gpt2_sgd_1cpu"
+
+
+@pytest.mark.process
+def test_a_rerun_of_a_reused_run_is_trained_here(program: Program) -> None:
+    finish(make(program), "gpt2_sgd_1cpu")
+    matrix = make(program)
+    forget_reuse(matrix, ["gpt2_sgd_1cpu"])
+    assert not any(run.reused_from for run in read_plan(matrix.path).runs)
 
 
 @pytest.mark.process

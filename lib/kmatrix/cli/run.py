@@ -16,6 +16,7 @@ from kmatrix.engines.place import SSH, hosts_of
 from kmatrix.errors import ConfigError, LaunchError, reason_of
 from kmatrix.experiment.add import add_runs, plan_more
 from kmatrix.experiment.cluster.resolve import find_gpus
+from kmatrix.experiment.create import forget_reuse
 from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.experiment.make import make_matrix
 from kmatrix.experiment.plan import Plan, make_plan
@@ -129,6 +130,7 @@ def test_rerun(arguments: Arguments) -> int:
     seen = _open(matrix, arguments, names)
     _refuse_if_spent(seen)
     release(seen, names)  # a rerun is a wish to train them
+    forget_reuse(matrix, names)
     for name in names:
         into = rerun(matrix.path / name)
         print(f"{name}: " + (f"archived its result in {shown(into)}" if into else "no result yet"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,15 @@ def _write(matrix: MatrixDir, contents: Mapping[str, Any]) -> None:
     for run in contents["runs"]:
         if run.get("reused_from"):
             write_files(matrix.path, contents, run)
+
+
+def forget_reuse(matrix: MatrixDir, names: Collection[str]) -> None:
+    """Write into matrix.json that these runs are trained here, whose results were those of other matrices."""
+    record = read_json(matrix.matrix_json)
+    for run in record["runs"]:
+        if run["name"] in names:
+            run.pop("reused_from", None)
+    write_json(matrix.matrix_json, record)
 
 
 def _skip(matrix: MatrixDir, skipped: Mapping[str, str]) -> None:
