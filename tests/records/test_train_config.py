@@ -73,5 +73,5 @@ def test_what_cannot_change_a_result_may_differ_when_a_run_is_resumed():
 def test_another_micro_batch_keeps_the_global_batch_or_is_refused():
     config = TrainConfig.from_json(fields())
     assert (config.with_micro_batch(2).gradient_accumulation, config.with_micro_batch(2).global_batch) == (2, 4)
-    with pytest.raises(ConfigError, match="--micro-batch is 3"):
+    with pytest.raises(ConfigError, match="a micro-batch of 3"):
         config.with_micro_batch(3)

@@ -230,6 +230,19 @@ def test_a_run_that_is_released_while_it_saves_goes_on_by_itself(matrix: Path) -
     assert (state_of(matrix).kind, state_of(matrix).is_due) == ("stopped", True)
 
 
+def test_a_run_whose_ranks_are_gone_before_they_save_was_stopped_if_its_job_was_cancelled(matrix: Path) -> None:
+    def start(mine: Attempt, _: int) -> Ranks:
+        one.signals.append("SIGTERM")
+        ranks = Ranks(matrix / "a", mine)
+        ranks.kill()
+        return ranks
+
+    one = supervisor(matrix)
+    one.start = start
+    assert [*one.lead()] == []
+    assert (state_of(matrix).status, state_of(matrix).kind) == (Status.STOPPED, "signal")
+
+
 def test_a_run_that_takes_longer_than_its_limit_has_failed(tmp_path: Path) -> None:
     matrix, now = tmp_path / "m", WorldClock()
     (matrix / "control").mkdir(parents=True)

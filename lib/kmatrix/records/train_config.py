@@ -168,7 +168,7 @@ class TrainConfig(ModelFields):
         sequences = self.global_batch // self.num_gpus
         if micro_batch < 1 or sequences % micro_batch:
             raise ConfigError(
-                f"--micro-batch is {micro_batch}",
+                f"a micro-batch of {micro_batch}",
                 why=f"it does not divide the {sequences} sequences of a rank",
                 hint="choose a divisor",
             )

@@ -10,8 +10,9 @@ from kmatrix.clock import clock
 from kmatrix.packing import too_few_gpus
 from kmatrix.records import attempts
 from kmatrix.records.control import Again, Request, allow, change
-from kmatrix.records.decode import replaced
+from kmatrix.records.decode import convert, replaced
 from kmatrix.records.runs import Status
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.status.fold import DAMAGED, STOPPED, rule_of
 from kmatrix.status.look import Look
 
@@ -28,7 +29,8 @@ def go_on(
     """Order one more attempt of each run that does not go on by itself; return their names. Twice is once.
 
     Only a person asks so. An order has the number of the attempt that it follows, so that it is void after a kill, for
-    a second command, and in a job that starts again. only: names of runs; empty: all.
+    a second command, and in a job that starts again. only: names of runs; empty: all. Raises ConfigError if the
+    micro-batch does not fit a run.
     """
     chosen = set(only) or set(seen.states)
     again: dict[str, Again] = {}
@@ -38,6 +40,8 @@ def go_on(
         )
         is_open = state.status in (Status.STOPPED, Status.FAILED)
         if name in chosen and is_open and (asks or micro_batch is not None or resume != "auto"):
+            if micro_batch is not None:
+                convert(dict(seen.files[name].train), TrainConfig, name).with_micro_batch(micro_batch)
             again[name] = Again(after=state.number, resume=resume, micro_batch=micro_batch)
     if again or settings is not None:
         change(

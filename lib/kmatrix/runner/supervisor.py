@@ -176,6 +176,8 @@ class Supervisor:
                     attempts.write(self.run, mine)
                 ranks.stop(self.place.grace_of(self.signals[0] if self.signals else ""))
             yield
+        if self.signals and not mine.stop:  # a scheduler signals the ranks, too: they may have ended first
+            mine = replaced(mine, stop=self._why_stop())
         seen = Evidence(run=self.run, attempt=mine, exits=ranks.exits, log_start=log_start, trouble=ranks.trouble)
         end = end_of(replace(seen, saved=saved_step(checkpoints)))
         seconds = clock.monotonic() - began

@@ -186,7 +186,7 @@ def refuse_downloads(data_dir: Path, runs: Iterable[TrainConfig]) -> None:
         raise DataError(
             f"the data are not prepared: {first_names(dict.fromkeys(missing))}",
             why="downloads and tokenization are too much for a login node",
-            hint=f"prepare them on another node: srun -c 8 {make_command('prepare-data')}",
+            hint=f"on another node, with the same arguments: srun -c 8 {make_command('prepare-data')}",
         )
 
 
