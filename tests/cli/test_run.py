@@ -134,6 +134,7 @@ def test_settings_that_change_no_result_hold_for_all_later_attempts(tmp_path: Pa
     [
         (["RESUME=best.pt"], "RESUME=best.pt: no such checkpoint"),
         (["MICRO_BATCH=0"], "MICRO_BATCH=0"),
+        (["MICRO_BATCH=7"], "a micro-batch of 7"),
         (["BUDGET_HOURS=2.5"], "BUDGET_HOURS=2.5"),
         (["BUDGET_HOURS=99999999"], "BUDGET_HOURS=99999999"),
         (["BUDGET_HOUR=2"], "did you mean BUDGET_HOURS"),
