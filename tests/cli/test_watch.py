@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 
 import pytest
 
-from kmatrix.cli.watch.status import EVERY_S, Display, ended_line, running_line
+from kmatrix.cli.watch.status import EVERY_S, Display, _signals, ended_line, running_line
 from kmatrix.records.attempts import Attempt, End, path_of
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import append_jsonl, write_json
@@ -165,3 +166,10 @@ def test_an_output_that_is_closed_ends_the_display_but_not_the_runs(story):
     stream = Gone()
     told(story, stream)
     assert stream.writes == 1
+
+
+def test_sigterm_that_make_passes_on_does_not_kill_what_saves() -> None:
+    with _signals(True) as asked:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+    assert asked == [signal.SIGTERM, signal.SIGINT]

@@ -103,10 +103,12 @@ def watch(path: Path, *, is_ours: bool = False, only: frozenset[Status] = frozen
 def _signals(are_noted: bool) -> Iterator[list[int]]:
     """Note SIGINT and SIGTERM in the list that is returned, if they are to be noted."""
     noted = list[int]()
-    former = {
-        one: signal.signal(one, lambda got, _: noted.append(got))
-        for one in ((signal.SIGINT, signal.SIGTERM) if are_noted else ())
-    }
+
+    def note(got: int, _: object) -> None:
+        if got == signal.SIGINT or not noted:  # SIGTERM may come twice: make passes it on
+            noted.append(got)
+
+    former = {one: signal.signal(one, note) for one in ((signal.SIGINT, signal.SIGTERM) if are_noted else ())}
     try:
         yield noted
     finally:
