@@ -107,10 +107,12 @@ def menuconfig(arguments: Arguments) -> int:
     if not path.exists() or path.read_bytes() == before:
         print(f"no change to {shown(path)}")
         return 0
-    # The editor writes what it has. It becomes .config when it is valid.
+    # The editor has written to .config. Until that is valid, it is in another file, and the former text is back.
     edited = path.with_name(path.name + ".refused")
-    path.replace(edited)
-    if before is not None:
+    write_bytes(edited, path.read_bytes())
+    if before is None:
+        path.unlink()
+    else:
         write_bytes(path, before)
     names = {symbol.name for symbol in tree.symbols if symbol.user_value is not None}
     tree = Tree.parse()
