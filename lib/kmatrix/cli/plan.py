@@ -61,7 +61,7 @@ WORDS = (0, 5)  # of the titles: columns of words
 
 def dry_run(arguments: Arguments) -> int:
     """Print the axes, one line per run, and one line per reason for which cells are excluded."""
-    made = _plan(arguments)
+    made = plan_of(arguments)
     print(_axes_line(made))
     if made.verdict.seeds_auto:
         print(_seeds_line(made))
@@ -85,7 +85,7 @@ def plan(arguments: Arguments) -> int:
     # GPU= asks for a forecast on that model, also if .config selects the CPU.
     if asked and not {"DEVICE", "GPT2_DEVICE"} & set(arguments.assignments):
         arguments = arguments._replace(assignments={**arguments.assignments, "DEVICE": "cuda"})
-    made = _plan(arguments, asked)
+    made = plan_of(arguments, device=asked)
     for kind, names in made.kinds.items():
         print("\n".join([*names, *_forecast(made, kind)]) + "\n")
     trains = [kind.config.train for kind in made.kinds]
@@ -109,7 +109,7 @@ def plan(arguments: Arguments) -> int:
 
 def prepare(arguments: Arguments) -> int:
     """Download and tokenize the data of every run of the matrix, and its benchmarks; print the paths of the data."""
-    made = _plan(arguments)
+    made = plan_of(arguments)
     fields = [config.train for config in made.configs.values()]
     try:
         made.data_dir.mkdir(parents=True, exist_ok=True)
@@ -129,10 +129,16 @@ def prepare(arguments: Arguments) -> int:
     return 0
 
 
-def _plan(arguments: Arguments, device: GpuModel | None = None) -> Plan:
-    """Return the plan of .config and the command line. device: that of GPU=."""
-    gpus, names = arguments.get("GPUS"), arguments.takes
-    return make_plan(*(arguments.config, arguments.assignments), gpus=gpus, options=names, device=device)
+def plan_of(arguments: Arguments, *, one: bool = False, device: GpuModel | None = None) -> Plan:
+    """Return the plan of .config and the command line. one, device: as for `make_plan`."""
+    return make_plan(
+        arguments.config,
+        arguments.assignments,
+        gpus=arguments.get("GPUS"),
+        one=one,
+        options=arguments.takes,
+        device=device,
+    )
 
 
 def _axes_line(made: Plan) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kmatrix.cli.commands import Arguments
 from kmatrix.cli.configure import defconfig
+from kmatrix.cli.plan import plan_of
 from kmatrix.cli.targets import chosen_runs, find_target, live_jobs, refuse_if_running, with_status
 from kmatrix.cli.watch.status import watch
 from kmatrix.engines.place import SSH, hosts_of
@@ -19,7 +20,7 @@ from kmatrix.experiment.cluster.resolve import find_gpus
 from kmatrix.experiment.create import forget_reuse
 from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.experiment.make import make_matrix
-from kmatrix.experiment.plan import Plan, make_plan
+from kmatrix.experiment.plan import Plan
 from kmatrix.experiment.settings import change_settings
 from kmatrix.kconfig.tree import Tree
 from kmatrix.matrix.axes import overrides
@@ -136,17 +137,6 @@ def test_rerun(arguments: Arguments) -> int:
         print(f"{name}: " + (f"archived its result in {shown(into)}" if into else "no result yet"))
     go_on(look(matrix.path), only=names, settings=_settings(arguments) | _only(names))
     return start(matrix, arguments)
-
-
-def plan_of(arguments: Arguments, *, one: bool = False) -> Plan:
-    """Return the plan of .config and the command line."""
-    return make_plan(
-        arguments.config,
-        arguments.assignments,
-        gpus=arguments.get("GPUS"),
-        one=one,
-        options=arguments.takes,
-    )
 
 
 def make(

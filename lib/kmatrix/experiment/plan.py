@@ -208,7 +208,8 @@ def refuse_risks(plan: Plan) -> list[str]:
         for risk in kind.risks:
             is_accepted = plan.config.allow_risk and not risk.certain
             (accepted if is_accepted else refused).setdefault(risk, []).extend(names)
-    for risk, names in refused.items():  # the first one
+    if refused:
+        risk, names = next(iter(refused.items()))
         which = first_names(names) if len(names) < len(plan.configs) or len(names) == 1 else "every run"
         estimate = "" if risk.certain else "; this is an estimate: ALLOW_RISK=y starts it anyway"
         raise LaunchError(f"impossible: {which}: {risk.what}", hint=f"{risk.fix}{estimate}")
