@@ -22,15 +22,22 @@ def page_with_tables(text: str) -> str:
 
 
 def table(name: str) -> str:
-    """Return the fields of a type as a table: name in the file, type, and the comment of the source."""
+    """Return the fields of a type as a table: name in the file, type, and what the source says about it."""
     module, _, of = name.rpartition(".")
-    lines = inspect.getsource(getattr(import_module(module), of)).splitlines()
+    rows: dict[str, str] = {}
+    for kind in reversed(getattr(import_module(module), of).__mro__):  # inherited fields first
+        if kind.__module__.startswith("kmatrix."):
+            rows |= _rows(inspect.getsource(kind).splitlines())
+    return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows.values(), ""])
+
+
+def _rows(lines: list[str]) -> dict[str, str]:
+    """Return the row of each field of a class."""
     (body,) = ast.parse("\n".join(lines)).body
-    rows = ["| field | type | meaning |", "|---|---|---|"]
-    for node in body.body:
-        if isinstance(node, ast.AnnAssign):
-            rows.append(f"| `{_name(node)}` | {_type(node.annotation)} | {_comment(lines, node)} |")
-    return "\n".join([*rows, ""])
+    fields = [node for node in body.body if isinstance(node, ast.AnnAssign)]
+    return {
+        node.target.id: f"| `{_name(node)}` | {_type(node.annotation)} | {_meaning(lines, node)} |" for node in fields
+    }
 
 
 def _name(node: ast.AnnAssign) -> str:
@@ -56,10 +63,22 @@ def _type(node: ast.expr) -> str:
     return WORDS.get(text, "object")
 
 
+def _meaning(lines: list[str], node: ast.AnnAssign) -> str:
+    """Return the description of a field, or the comment behind it, else the ones above it."""
+    for call in ast.walk(node.annotation):
+        if isinstance(call, ast.Call) and (found := [w.value for w in call.keywords if w.arg == "description"]):
+            return _escaped("".join(part.value for part in ast.walk(found[0]) if isinstance(part, ast.Constant)))
+    return _comment(lines, node)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("None", "null")
+
+
 def _comment(lines: list[str], node: ast.AnnAssign) -> str:
     """Return the comment behind a field, else the ones above it."""
     if behind := re.search(r"  # (.*)$", lines[node.end_lineno - 1]):
-        return behind[1].replace("|", "\\|").replace("<", "&lt;").replace("None", "null")
+        return _escaped(behind[1])
     above, at = [], node.lineno - 2
     while (found := re.fullmatch(r"\s+# (.*)", lines[at])) is not None:
         above.insert(0, found[1])

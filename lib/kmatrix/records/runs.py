@@ -153,40 +153,48 @@ class VerdictRules(Record, frozen=True, kw_only=True):
     target_loss: Amount | None = None  # nats/token
 
 
-class RunResult(Record, frozen=True, kw_only=True):
+class RunNumbers(Record, frozen=True, kw_only=True):
+    """What a run measured: part of result.json, and of each run of results.json. None: unknown.
+
+    A number that the trainer adds here appears in result.json, results.json with its schema, results.csv and the page.
+    """
+
+    run_id: Annotated[str | None, Meta(description="hash of what was asked of the run")] = None
+    attempt: Annotated[Count | None, Meta(description="that the numbers are of, from 1")] = None
+    kind: Annotated[str | None, Meta(description="failure or stop in one word")] = None
+    reason: Annotated[str | None, Meta(description="of a failure or stop, one line")] = None
+    ended_by: Annotated[str | None, Meta(description="max_iters, time, cost or early_stopping")] = None
+    ended: Annotated[UnixTime | None, Meta(description="end of its training, Unix s")] = None
+    step: Annotated[Count | None, Meta(description="optimizer steps done")] = None
+    tokens: Annotated[Count | None, Meta(description="trained on, all ranks")] = None
+    seconds: Annotated[Amount | None, Meta(description="training time of all attempts, s")] = None
+    initial_val_loss: Annotated[Number | None, Meta(description="validation loss at step 0, nats/token")] = None
+    final_val_loss: Annotated[Number | None, Meta(description="validation loss at the last step, nats/token")] = None
+    best_val_loss: Annotated[Number | None, Meta(description="lowest validation loss, nats/token")] = None
+    best_val_step: Annotated[Count | None, Meta(description="step of the lowest validation loss")] = None
+    final_train_loss: Annotated[Number | None, Meta(description="training loss at the last step, nats/token")] = None
+    final_bits_per_byte: Annotated[Amount | None, Meta(description="bits per byte at the final loss")] = None
+    best_bits_per_byte: Annotated[Amount | None, Meta(description="bits per byte at the best loss")] = None
+    hellaswag_accuracy: Annotated[Amount | None, Meta(description="HellaSwag, 0 to 1")] = None
+    hellaswag_accuracy_norm: Annotated[Amount | None, Meta(description="HellaSwag, normalized, 0 to 1")] = None
+    core_metric: Annotated[Number | None, Meta(description="CORE; 0: guessing, 1: all correct")] = None
+    core_standard_error: Annotated[Amount | None, Meta(description="CORE, standard error")] = None
+    tokens_per_second: Annotated[Amount | None, Meta(description="steady state of the last attempt")] = None
+    mfu: Annotated[Amount | None, Meta(description="model FLOPs utilization, 0 to 1")] = None
+    step_ms: Annotated[Amount | None, Meta(description="time per step, median, ms")] = None
+    peak_memory_mib: Annotated[Amount | None, Meta(description="peak memory, maximum over ranks, MiB")] = None
+    optimizer_state_mib: Annotated[Amount | None, Meta(description="optimizer state of rank 0, MiB")] = None
+    params: Annotated[Count | None, Meta(description="parameters of the model")] = None
+    sparsity: Annotated[Amount | None, Meta(description="zeros in the pruned matrices, 0 to 1")] = None
+    world_size: Annotated[Count | None, Meta(description="ranks")] = None
+    device_name: Annotated[str | None, Meta(description="GPU or CPU of rank 0")] = None
+
+
+class RunResult(RunNumbers, frozen=True, kw_only=True):
     """result.json: the numbers that the trainer writes when an attempt ends. None: missing."""
 
-    run_id: str | None = None
-    attempt: Count | None = None  # from 1
     status: str | None = None  # finished, failed or stopped
-    kind: str | None = None  # failure or stop in one word
-    reason: str | None = None  # one line
-    ended_by: str | None = None  # max_iters, time, cost or early_stopping
-    ended: UnixTime | None = None
-    step: Count | None = None  # optimizer steps done
-    tokens: Count | None = None  # trained on, all ranks
-    seconds: Amount | None = None  # training time of all attempts
-    initial_val_loss: Number | None = None  # nats/token
-    final_val_loss: Number | None = None  # nats/token
-    best_val_loss: Number | None = None  # nats/token
-    best_val_step: Count | None = None
-    final_train_loss: Number | None = None  # nats/token
-    final_bits_per_byte: Amount | None = None
-    best_bits_per_byte: Amount | None = None  # at the best loss
-    hellaswag_accuracy: Amount | None = None  # 0 to 1
-    hellaswag_accuracy_norm: Amount | None = None  # 0 to 1
-    core_metric: Number | None = None  # 0: guessing, 1: all correct
-    core_standard_error: Amount | None = None
-    tokens_per_second: Amount | None = None  # steady state of this attempt
-    mfu: Amount | None = None  # 0 to 1
-    step_ms: Amount | None = None  # median
-    peak_memory_mib: Amount | None = None  # maximum over ranks
-    optimizer_state_mib: Amount | None = None  # of rank 0
-    params: Count | None = None
-    sparsity: Amount | None = None  # 0 to 1
-    world_size: Count | None = None  # ranks
     device: str | None = None  # "cuda" or "cpu"
-    device_name: str | None = None
     used: dict[str, Scalar] = field(default_factory=dict)  # the training fields that were used
     adjusted: tuple[Adjustment, ...] = ()  # how they differ from run.json, and why
     devices: tuple[str, ...] = ()  # names, one per rank
