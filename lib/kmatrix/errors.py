@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from pathlib import Path
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})  # the disk is full, or the quota of this user
@@ -82,6 +83,18 @@ def note_lines(path: Path, skipped: int, lines: int) -> None:
     _damaged[path] = f"{path}: {skipped} of {lines} lines are damaged and were skipped"
 
 
-def damaged_files() -> list[str]:
+def take_damage() -> dict[Path, str]:
     """Return one sentence per damaged file that was ignored, in whole or in part, since the last call."""
-    return [_damaged.pop(path) for path in list(_damaged)]
+    found = dict(_damaged)
+    _damaged.clear()
+    return found
+
+
+def add_damage(found: Mapping[Path, str]) -> None:
+    """Remember what another process took."""
+    _damaged.update(found)
+
+
+def damaged_files() -> list[str]:
+    """Return the sentences of `take_damage`."""
+    return list(take_damage().values())

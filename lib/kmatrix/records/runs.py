@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -247,13 +248,23 @@ def read_run_file_or_empty(run_dir: RunDir) -> RunFile:
     return decode_optional(run_dir.run_json, RunFile) or RunFile()
 
 
+def metric_lines(path: Path) -> list[MetricLine]:
+    """Return the lines of metrics.jsonl in the order of the file, as `decode_lines` does."""
+    return list(filter(None, map(metric_line_of, decode_lines(path, MetricValues))))
+
+
 def merged_metrics(path: Path) -> list[MetricLine]:
-    """Return one line per step, merged from its lines in the file; the last attempt at a step counts.
+    """Return `merged_lines` of a file."""
+    return merged_lines(metric_lines(path))
+
+
+def merged_lines(lines: Iterable[MetricLine]) -> list[MetricLine]:
+    """Return one line per step, merged from its lines; the last attempt at a step counts.
 
     A line with "resumed" starts an attempt at its step, and invalidates earlier lines of later steps.
     """
     steps: dict[int, MetricLine] = {}
-    for line in filter(None, map(metric_line_of, decode_lines(path, MetricValues))):
+    for line in lines:
         known = steps.get(line.step)
         if line.resumed:
             steps = {step: kept for step, kept in steps.items() if step <= line.step}

@@ -1,0 +1,214 @@
+"""Read metrics.jsonl of a run: the numbers that it has so far, and its loss curves with few points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from kmatrix.curves.energy import joules_between, recordings_of
+from kmatrix.errors import add_damage, take_damage
+from kmatrix.packing import usable_cores
+from kmatrix.records.decode import Amount, Count, Number, Record
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import RunNumbers, merged_lines, metric_lines
+
+MOST_POINTS = 200  # of a curve
+FEW_RUNS, FEW_BYTES = 8, 100_000_000  # of logs: up to there, they are read sooner than processes have started
+
+
+class Evaluations(Record, frozen=True, kw_only=True):
+    """The validation losses of a run as columns: all of up to MOST_POINTS, else those of `thinned`."""
+
+    step: Annotated[tuple[Count, ...], Meta(description="optimizer steps done, ascending")] = ()
+    loss: Annotated[tuple[Number, ...], Meta(description="validation loss, nats/token")] = ()
+    tokens: Annotated[tuple[Count | None, ...], Meta(description="trained on so far, all ranks")] = ()
+    seconds: Annotated[tuple[Number | None, ...], Meta(description="of training so far, over all attempts")] = ()
+    joules: Annotated[tuple[Amount | None, ...], Meta(description="of all devices since the training began")] = ()
+
+
+class TrainingLosses(Record, frozen=True, kw_only=True):
+    """The training losses of a run as columns: all of up to MOST_POINTS, else those of `thinned`."""
+
+    step: Annotated[tuple[Count, ...], Meta(description="optimizer steps done, ascending")] = ()
+    loss: Annotated[tuple[Number, ...], Meta(description="training loss, nats/token")] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """What the log of a run says."""
+
+    numbers: RunNumbers
+    val: Evaluations
+    train: TrainingLosses
+    first_steps: Mapping[int, int]  # attempt -> step of its first line
+
+
+class Log:
+    """The lines of metrics.jsonl that count, merged by step, as columns; of each attempt those of lost work, too."""
+
+    def __init__(self, path: Path) -> None:
+        """Read a file; a missing one has no lines. Damaged lines are noted."""
+        lines = metric_lines(path)
+        self.first_steps: dict[int, int] = {}  # attempt -> step of its first line
+        self.last_times: dict[int, float] = {}  # attempt -> Unix s of its last training line
+        for line in lines:
+            self.first_steps.setdefault(line.attempt, line.step)
+            if line.time is not None and "train/loss" in line.values:
+                self.last_times[line.attempt] = line.time
+        self._lines = merged_lines(lines)
+        self.step = np.array([line.step for line in self._lines], np.int64)
+        self.time = np.array([line.time for line in self._lines], np.float64)  # Unix s; NaN: unknown
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return the values of a metric, one per step; NaN: unknown or not finite."""
+        return np.array([line.values.get(name) for line in self._lines], np.float64)
+
+
+def read(run_dir: RunDir) -> Metrics:
+    """Return what the log of a run says, with the energy in its recordings."""
+    log = Log(run_dir.metrics)
+    seconds, val, train = _seconds(log["elapsed_s"]), log["val/loss"], log["train/loss"]
+    evaluated, trained = np.flatnonzero(~np.isnan(val)), np.flatnonzero(~np.isnan(train))
+    kept = evaluated[thinned(val[evaluated])]
+    drawn = trained[thinned(train[trained])]
+    return Metrics(
+        numbers=_numbers(log, seconds, evaluated, trained),
+        val=Evaluations(
+            step=tuple(log.step[kept].tolist()),
+            loss=tuple(val[kept].tolist()),
+            tokens=tuple(map(_integer, log["tokens"][kept])),
+            seconds=tuple(map(_number, seconds[kept])),
+            joules=tuple(map(_number, _joules(run_dir, log, kept))),
+        ),
+        train=TrainingLosses(step=tuple(log.step[drawn].tolist()), loss=tuple(train[drawn].tolist())),
+        first_steps=log.first_steps,
+    )
+
+
+def read_all(run_dirs: Sequence[RunDir]) -> list[Metrics]:
+    """Return `read` of each run; large logs are read by a process per core."""
+    size = 0
+    for run_dir in run_dirs:
+        with suppress(OSError):
+            size += run_dir.metrics.stat().st_size
+    if len(run_dirs) <= FEW_RUNS or size <= FEW_BYTES:
+        return list(map(read, run_dirs))
+    workers = min(len(run_dirs), usable_cores())
+    # Not forked: libraries of this process may have threads.
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        found = list(pool.map(_read_elsewhere, run_dirs))
+    for _, damage in found:
+        add_damage(damage)
+    return [metrics for metrics, _ in found]
+
+
+def _read_elsewhere(run_dir: RunDir) -> tuple[Metrics, dict[Path, str]]:
+    return read(run_dir), take_damage()
+
+
+def thinned(values: np.ndarray | Sequence[float], most: int = MOST_POINTS) -> np.ndarray:
+    """Return the indices of at most `most` values (16 or more), ascending: all, or a part that shows their course.
+
+    They are every n-th, the last, the lowest, and those that are farthest from the line through these: a spike of one
+    step stays. n is a power of two, so that seeds have common steps, whenever they ended.
+    """
+    values = np.asarray(values, np.float64)
+    count = len(values)
+    if count <= most:
+        return np.arange(count)
+    stride = 1
+    while 4 * count > 3 * most * stride:
+        stride *= 2
+    line = np.unique([*range(0, count, stride), count - 1, int(values.argmin())])
+    distance = np.abs(values - np.interp(np.arange(count), line, values[line]))
+    return np.union1d(line, np.argsort(distance, kind="stable")[len(line) - most :])
+
+
+def _seconds(elapsed: np.ndarray) -> np.ndarray:
+    """Return the training time at each step in s. It adds up over attempts: the clock of some starts at 0."""
+    known = ~np.isnan(elapsed)
+    clock = elapsed[known]
+    before = np.append(0.0, clock)[:-1]
+    found = elapsed.copy()
+    found[known] += np.cumsum(np.where(clock < before, before, 0.0))
+    return found
+
+
+def _joules(run_dir: RunDir, log: Log, wanted: np.ndarray) -> np.ndarray:
+    """Return the energy (J) of all devices since the training began at some steps (indices); NaN: unknown.
+
+    Evaluations and checkpoints are included; what an attempt trained and lost, and the time between attempts, are not.
+    Unknown for several nodes: each has a clock of its own.
+    """
+    recordings = [] if run_dir.later_nodes() else recordings_of(run_dir)
+    if not recordings or not len(wanted):
+        return np.full(len(wanted), np.nan)
+    attempt, elapsed = log["attempt"], log["elapsed_s"]
+    # Each attempt needs its own ends: the time between two of them was not training.
+    first = 1 + np.flatnonzero(attempt[1:] != attempt[:-1])
+    total, before, found = 0.0, None, {}
+    for at in np.unique([*wanted, *first, *(first - 1)]):
+        passed = 0.0 if before is None else elapsed[before]
+        begin = log.time[at] - (elapsed[at] - passed if elapsed[at] >= passed else elapsed[at])
+        if before is not None and attempt[before] == attempt[at]:
+            begin = log.time[before]
+        total += joules_between(recordings, begin, log.time[at])
+        found[at], before = round(total, 1), at
+    return np.array([found[at] for at in wanted])
+
+
+def _numbers(log: Log, seconds: np.ndarray, evaluated: np.ndarray, trained: np.ndarray) -> RunNumbers:
+    """Return the numbers in a log, which are used until the run has a result. evaluated, trained: steps (indices)."""
+    if not len(log.step):
+        return RunNumbers()
+    losses, bits = log["val/loss"], log["val/bits_per_byte"]
+    best = int(evaluated[losses[evaluated].argmin()]) if len(evaluated) else None
+    measured = max([*evaluated[-1:], *trained[-1:]], default=None)
+    return RunNumbers(
+        attempt=_integer(log["attempt"][-1]),
+        step=int(log.step[-1]),
+        tokens=_integer(log["tokens"][-1]),
+        seconds=None if measured is None else _number(seconds[measured]),
+        initial_val_loss=_number(losses[0]) if log.step[0] == 0 else None,
+        final_val_loss=_newest(losses),
+        best_val_loss=None if best is None else _number(losses[best]),
+        best_val_step=None if best is None else int(log.step[best]),
+        final_bits_per_byte=_number(bits[evaluated[-1]]) if len(evaluated) else None,
+        best_bits_per_byte=None if best is None else _number(bits[best]),
+        hellaswag_accuracy=_newest(log["hellaswag/accuracy"]),
+        hellaswag_accuracy_norm=_newest(log["hellaswag/accuracy_norm"]),
+        core_metric=_newest(log["core/metric"]),
+        core_standard_error=_newest(log["core/standard_error"]),
+        final_train_loss=_newest(log["train/loss"]),
+        sparsity=_newest(log["sparsity"]),
+        tokens_per_second=_typical(log["throughput/tokens_per_s"]),
+        mfu=_typical(log["throughput/mfu"]),
+        step_ms=_typical(log["throughput/step_ms"]),
+    )
+
+
+def _typical(values: np.ndarray) -> float | None:
+    """Return the median of the known values. The first one is excluded if there are more: it includes warm-up."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known[1:] if len(known) > 1 else known)) if len(known) else None
+
+
+def _newest(values: np.ndarray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else None
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _integer(value: float) -> int | None:
+    return None if np.isnan(value) else int(value)
