@@ -1,0 +1,66 @@
+"""Find the recordings of a run: one for each start of the recorder on each node, or one of another program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kmatrix.errors import RecordError
+from kmatrix.records.attempts import host_of
+from kmatrix.records.paths import RunDir
+from kmatrix.report.gpu.load import Samples, load
+
+# File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, table.
+PATTERNS = ("gpu_stats*_multi_gpu.json", "gpu_stats*.json", "gpu_metrics*.csv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """One recording of a run."""
+
+    node: int = 0
+    host: str = ""  # of a run over several nodes
+    evidence: str  # its file, from the parent directory of the run
+    samples: Samples = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecordings:
+    """All recordings of a run, of each node oldest first."""
+
+    recordings: tuple[Recording, ...] = ()
+    folders: dict[int, RunDir] = field(default_factory=dict)  # node -> folder of its recordings
+    hosts: dict[int, str] = field(default_factory=dict)  # node -> host, of a run over several nodes
+    notes: tuple[str, ...] = ()  # recordings that could not be read, one sentence each
+
+
+def recordings_of(run_dir: RunDir, *, cpu: bool = False) -> RunRecordings:
+    """Return the recordings of a run, none if there is none. cpu: it trained on the CPU."""
+    later = run_dir.later_nodes()
+    folders = {0: run_dir, **later}
+    hosts = {node: host_of(run_dir.path, node) for node in folders} if later else {}
+    found: list[Recording] = []
+    notes: list[str] = []
+    for node, folder in folders.items():
+        host = hosts.get(node, "")
+        for path in _paths(folder):
+            if path.suffix != ".bin" and any(one.node == node for one in found):
+                break  # a text recording is the second choice, and the first of several has all
+            evidence = f"{run_dir.name}/{path.relative_to(run_dir.path)}"
+            try:
+                found.append(Recording(node=node, host=host, evidence=evidence, samples=load(path, cpu=cpu)))
+            except RecordError as error:
+                text = f"{error.what}{error.why and f': {error.why}'}".replace(f"{folder.path}/", "")
+                notes.append(f"{host}: {text}" if host else text)
+    return RunRecordings(recordings=tuple(found), folders=folders, hosts=hosts, notes=tuple(notes))
+
+
+def text_recordings(folder: Path) -> list[Path]:
+    """Return the text recordings in a folder, preferred first; of one pattern the newest name first."""
+    found = (path for pattern in PATTERNS for path in sorted(folder.glob(pattern), reverse=True))
+    return list(dict.fromkeys(found))
+
+
+def _paths(folder: RunDir) -> list[Path]:
+    last = [folder.gpu_samples] if folder.gpu_samples.exists() else []
+    return [*folder.earlier_gpu_samples(), *last, *text_recordings(folder.path)]
