@@ -127,7 +127,7 @@ def test_runs_on_other_data_or_sequences_are_another_family(tmp_path):
     others = {"soap": {"block_size": 64}, "lion": {"data_sha256": "cd"}, "sgd": {"eval_samples": 20}}
     matrix = matrix_of(tmp_path, planned(["adamw", "muon", *others], others))
     families = families_of_plan(look(matrix.path).plan)
-    assert [list(family.configurations) for family in families] == [["adamw", "muon"], ["soap"], ["lion"], ["sgd"]]
+    assert [list(family.configurations) for family in families] == [["adamw", "muon"], ["lion"], ["soap"], ["sgd"]]
     assert families[0].rules.seeds == SEEDS
 
 

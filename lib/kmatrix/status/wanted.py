@@ -7,11 +7,13 @@ its reserve: they stay planned. Which ones these are follows from the losses, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from kmatrix.records.dataset import FLAT
+from kmatrix.records.decode import Scalar
 from kmatrix.records.matrix import Plan
 from kmatrix.records.runs import AxisEntry, Status, VerdictRules
 from kmatrix.status.fold import DISK, Files, State, is_over, loss_of
@@ -21,7 +23,13 @@ from kmatrix.text import plural
 if TYPE_CHECKING:
     from kmatrix.verdict.family import PairVerdict, Replay, Rules
 
-SEED_AXIS = "seed"
+SEED_AXIS, GPUS_AXIS = "seed", "gpus"
+Key = tuple[tuple[str, str], ...]  # the axes of a configuration
+# Datasets whose text does not depend on the tokenizer, and the symbols that select a part of it: runs with equal
+# text are comparable in bits per byte, even with different tokenizers.
+TEXT_DATASETS = ("stdlib", "shakespeare", "folder")
+TEXT_SYMBOLS = ("GPT2_DATA_PATH", "GPT2_TEXT_COLUMN", "GPT2_VAL_PERCENT")
+SHORT_HASH = 8  # characters of a hash in texts
 PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
 NOT_NEEDED = "their seeds are not needed so far"  # of the runs in reserve
 MOST_DESCRIBED = 4  # comparisons of a family in one line
@@ -29,18 +37,28 @@ MOST_DESCRIBED = 4  # comparisons of a family in one line
 
 @dataclass(frozen=True, slots=True)
 class SeedEnd:
-    """A seed that is over. loss: as in `kmatrix.verdict.family.Losses`."""
+    """A seed that is over. loss, bits: nats/token and bits/byte, as in `kmatrix.verdict.family.Losses`."""
 
     loss: float | None
+    bits: float | None = None
+
+    def measured(self, *, in_bits: bool) -> float | None:
+        """Return what a family compares."""
+        return self.bits if in_bits and self.loss != math.inf else self.loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Configurations with comparable losses: the same data, tokenizer, context and validation sequences."""
+    """Configurations with comparable losses: the same data, tokenizer, context and validation sequences.
+
+    Several tokenizers of one text are compared in bits per byte.
+    """
 
     configurations: Mapping[str, Mapping[str, str]]  # name -> its axes, label -> value, without the seed
     runs: Mapping[tuple[str, int], str]  # configuration and seed -> name of the run
     rules: Rules
+    data_sha256: str  # "": unknown, or in bits per byte several
+    in_bits: bool
 
     def losses(self, ends: Mapping[str, SeedEnd]) -> dict[str, dict[int, float | None]]:
         """Return the losses of the seeds that are over. ends: by run."""
@@ -51,7 +69,7 @@ class Family:
         }
         for (name, seed), run in self.runs.items():
             if run in ends:
-                found[name][seed] = ends[run].loss
+                found[name][seed] = ends[run].measured(in_bits=self.in_bits)
         return found
 
 
@@ -114,60 +132,125 @@ def end_of(files: Files, state: State) -> SeedEnd | None:
     """
     if not is_over(state) or state.kind == DISK:
         return None
-    return SeedEnd(loss_of(files, state))
+    loss = loss_of(files, state)
+    bits = files.result.final_bits_per_byte if files.result and state.status is Status.FINISHED else None
+    return SeedEnd(loss, bits)
 
 
 def families_of_plan(plan: Plan) -> tuple[Family, ...]:
-    """Return the families of a matrix."""
-    members: dict[object, dict[str, tuple[dict[str, str], int]]] = {}
+    """Return the families of a matrix: the one grouping of runs into configurations, for status and reports."""
+    members: dict[tuple[Scalar, ...], list[_Member]] = {}
     for run in plan.runs:
-        train, seed = plan.train_of(run), plan.train_of(run).get("seed")
-        axes = all_axes(run.axes, plan.symbols_of(run), plan.axis_entries)
-        # Losses are comparable if they are measured on the same. Data have no hash before they are prepared.
-        names = ["data_sha256"] if train.get("data_sha256") else ["dataset", "data_path"]
-        measured_on = tuple(map(train.get, (*names, "tokenizer", "block_size", "eval_samples")))
-        members.setdefault(measured_on, {})[run.name] = axes, seed if isinstance(seed, int) else -1
-    return tuple(_family(plan.verdict, found) for found in members.values())
+        train, symbols = plan.train_of(run), plan.symbols_of(run)
+        one = _Member(name=run.name, axes=all_axes(run.axes, symbols, plan.axis_entries), train=train, symbols=symbols)
+        members.setdefault(one.measured_on, []).append(one)
+    found = list(_merged(members.values()))
+    keys = [(family, key) for family, group in enumerate(found) for key in dict.fromkeys(one.key for one in group)]
+    names = dict(zip(keys, _names(keys, found), strict=True))
+    return tuple(
+        _family(plan.verdict, group, {key: name for (at, key), name in names.items() if at == place})
+        for place, group in enumerate(found)
+    )
 
 
-def _family(rules: VerdictRules, members: Mapping[str, tuple[Mapping[str, str], int]]) -> Family:
-    """Return a family. members: run -> its axes and its seed, -1 if that is unknown."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A run of a family."""
+
+    name: str
+    axes: Mapping[str, str]
+    train: Mapping[str, Scalar]
+    symbols: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[tuple[str, str], ...]:
+        """What the runs of a configuration share: a run without axes is one by itself."""
+        return tuple(item for item in self.axes.items() if item[0] != SEED_AXIS)
+
+    @property
+    def seed(self) -> int | None:
+        seed = self.train.get("seed")
+        return seed if isinstance(seed, int) and seed >= 0 else None
+
+    @property
+    def measured_on(self) -> tuple[Scalar, ...]:
+        # Data have no hash before they are prepared.
+        data = ("data_sha256",) if self.train.get("data_sha256") else ("dataset", "data_path")
+        return tuple(self.train.get(name) for name in (*data, "tokenizer", "block_size", "eval_samples"))
+
+    @property
+    def text(self) -> str:
+        """The name of the training text, equal for all tokenizers; "" if only the tokens are known."""
+        dataset, layout = str(self.train.get("dataset") or ""), self.train.get("data_layout") or FLAT
+        if dataset not in TEXT_DATASETS or not self.train.get("data_sha256"):
+            return ""
+        # Rows that are packed by best fit have lower bits per byte: they are another text.
+        parts = [f"{name}={self.symbols.get(name, '')}" for name in TEXT_SYMBOLS]
+        return " ".join([dataset, *parts, str(layout)])
+
+
+def _merged(groups: Collection[Sequence[_Member]]) -> Iterator[list[_Member]]:
+    """Yield the runs of each family: those of several tokenizers of one text are one, by bits per byte."""
+    texts: dict[object, list[Sequence[_Member]]] = {}
+    for group in groups:
+        first = group[0]
+        same = (first.text, first.train.get("block_size"), first.train.get("eval_samples"))
+        texts.setdefault(same if first.text else first.measured_on, []).append(group)
+    for found in texts.values():
+        # Two hashes of one tokenizer are two versions of the text.
+        if len({group[0].train.get("tokenizer") for group in found}) == len(found):
+            yield [one for group in found for one in group]
+        else:
+            yield from map(list, found)
+
+
+def _family(rules: VerdictRules, members: Sequence[_Member], names: Mapping[object, str]) -> Family:
     from kmatrix.verdict.family import Rules
 
-    configurations: dict[tuple[tuple[str, str], ...], dict[int, str]] = {}
-    for run, (axes, seed) in members.items():
-        key = tuple(item for item in axes.items() if item[0] != SEED_AXIS)
-        known = configurations.setdefault(key, {})
-        known[len(known) if seed < 0 else seed] = run
-    keys = list(configurations)
-    names = dict(zip(keys, _names([dict(key) for key in keys]), strict=True))
-    seeds = rules.seeds or tuple(sorted({seed for known in configurations.values() for seed in known}))
+    runs: dict[str, dict[int, str]] = {name: {} for name in names.values()}
+    for one in members:
+        known = runs[names[one.key]]
+        known[len(known) if one.seed is None else one.seed] = one.name
+    axes = {names[one.key]: dict(one.key) for one in members}
+    seeds = rules.seeds or tuple(sorted({seed for known in runs.values() for seed in known}))
     asked = rules.baseline.items() if rules.baseline else None
-    baseline = None if asked is None else next((names[key] for key in keys if asked <= dict(key).items()), None)
+    in_bits = len({one.train.get("tokenizer") for one in members}) > 1
     return Family(
-        configurations={names[key]: dict(key) for key in keys},
-        runs={(names[key], seed): run for key, known in configurations.items() for seed, run in known.items()},
+        configurations=axes,
+        runs={(name, seed): run for name, known in runs.items() for seed, run in known.items()},
         rules=Rules(
-            seeds=seeds, seeds_min=rules.seeds_min, confidence=rules.confidence, min_difference=rules.min_difference,
-            baseline=baseline,
+            seeds=seeds, seeds_min=rules.seeds_min, confidence=rules.confidence,
+            min_difference=None if in_bits else rules.min_difference,  # nats/token
+            baseline=None if asked is None else next((name for name in axes if asked <= axes[name].items()), None),
         ),
+        data_sha256="" if in_bits else str(members[0].train.get("data_sha256") or ""),
+        in_bits=in_bits,
     )  # fmt: skip
 
 
-def _names(configurations: Sequence[Mapping[str, str]]) -> list[str]:
+def _names(keys: Sequence[tuple[int, Key]], families: Sequence[Sequence[_Member]]) -> list[str]:
     """Return a name for each configuration: its optimizer, and the values of the axes in which they differ."""
+    configurations = [dict(key) for _, key in keys]
     labels = dict.fromkeys(label for axes in configurations for label in axes)
     varying = {label for label in labels if len({axes.get(label) for axes in configurations}) > 1}
-    found: list[str] = []
+    on_cpu = all(one.train.get("device") == "cpu" for family in families for one in family)
+    texts = []
     for axes in configurations:
-        parts = [
-            value if label in PLAIN_AXES else f"{label} {value}"
-            for label, value in axes.items()
-            if label in varying or label == "optimizer"
-        ]
-        name = ", ".join(parts) or "the configuration"
+        words = [_on(label, value, on_cpu) for label, value in axes.items() if label in varying or label == "optimizer"]
+        texts.append(", ".join(words) or "the configuration")
+    found: list[str] = []
+    for (family, _), text in zip(keys, texts, strict=True):
+        data = str(families[family][0].train.get("data_sha256") or "")[:SHORT_HASH]
+        name = f"{text}, data {data}" if texts.count(text) > 1 and data else text
         found.append(name if name not in found else f"{name} ({len(found) + 1})")
     return found
+
+
+def _on(label: str, value: str, on_cpu: bool) -> str:
+    """Return a value of an axis in the name of a configuration: `muon`, `lr 0.002`, `4 GPUs`."""
+    if label == GPUS_AXIS and value.isdecimal():
+        return plural(int(value), "rank" if on_cpu else "GPU")
+    return value if label in PLAIN_AXES else f"{label} {value}"
 
 
 def all_axes(own: Mapping[str, str], symbols: Mapping[str, str], axes: Sequence[AxisEntry]) -> dict[str, str]:
