@@ -1,8 +1,8 @@
 """Energy from recordings: one rule for the summary, the page and the loss curves.
 
 The counter of a GPU is used before the integral of its power (trapezoids). A counter that fell was reset. Over a gap
-(`Samples.gap_s`), only a counter that goes on knows the energy: power is not integrated. Energy is unknown (NaN) while a
-GPU has neither.
+(`Samples.gap_s`), only a counter that goes on knows the energy: power is not integrated. Energy is unknown (NaN) while
+a GPU has neither.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def between(time: Array, steps: Array, begins: Array, ends: Array) -> Array:
 def joules_at(recordings: Sequence[Recording], times: Sequence[float]) -> Array:
     """Return the energy (J) of all devices of a run from the start of its first recording to each of these times.
 
-    recordings: of all attempts.  times: Unix s, of the machine that recorded.  NaN: in no recording, or after an unknown
+    recordings: of all attempts. times: Unix s, of the machine that recorded. NaN: in no recording, or after an unknown
     amount. All are NaN for several nodes, whose clocks may differ. The energy between two recordings is in none.
     """
     wanted = np.asarray(times, dtype=float)

@@ -33,6 +33,7 @@ QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock") 
 MEASURED = (*QUANTITIES, "energy_j")  # J, a counter
 CPU = "cpu"  # device type of ranks on the CPU
 RANK_NAME = "CPU rank "  # prefix of the device name that the recorder gives a rank
+IMPOSSIBLE, SELECTED = "impossible values", "one GPU at a time"  # reasons why devices cannot be compared
 SHORTEST_GAP_S, LONGEST_GAP_S = 2.0, 60.0
 REPLACED_S = 5.0  # both clocks of a machine differ by less over a pause
 KEYS: Mapping[str, tuple[str, ...]] = {  # quantity -> keys in JSON, by precedence
@@ -109,8 +110,7 @@ class Samples:
     device_type: str  # nvidia, CPU or "" (unknown)
     simulated: bool
     energy_source: str | None  # counter or power; None: unknown
-    consistent: bool  # False: it has values that cannot be true, or of GPUs that changed their places
-    selected: bool = False  # only the GPU that somebody had selected is in each sample
+    doubt: str = ""  # why its devices cannot be compared; empty: they can
     notes: tuple[str, ...] = ()  # what could not be read or cannot be true, one sentence each
 
     def __len__(self) -> int:
@@ -190,7 +190,7 @@ def _binary(path: Path) -> Samples:
         device_type=str(header.get("device_type") or ""),
         simulated=bool(header.get("simulated")) or any(one.name.endswith(SIMULATED) for one in devices),
         energy_source=header.get("energy_source"),
-        consistent=not impossible,
+        doubt=IMPOSSIBLE if impossible else "",
         notes=(*damage_note(path, recording.damaged), *_impossible_note(path, impossible)),
     )
 
@@ -210,8 +210,7 @@ def _from_text(
     *,
     cpu: bool,
     notes: Sequence[str],
-    consistent: bool,
-    selected: bool = False,
+    doubt: str = "",
 ) -> Samples:
     """Return the samples of a text recording without those whose time cannot be true, or is that of the one before.
 
@@ -248,8 +247,7 @@ def _from_text(
         device_type=CPU if ranks else "",
         simulated=any(one.name.endswith(SIMULATED) for one in devices),
         energy_source="counter" if known.all() else "power",
-        consistent=consistent and not impossible and not repeated and not back,
-        selected=selected,
+        doubt=doubt or (IMPOSSIBLE if impossible or repeated or back else ""),
         notes=(*found, *_impossible_note(path, impossible)),
     )
 
@@ -331,8 +329,9 @@ def _array(path: Path, data: bytes, *, cpu: bool) -> Samples:
     last[places] = np.arange(len(gpus))
     devices = [_facts(gpus[at], indices[at], values["memory_total"][:, place]) for place, at in enumerate(last)]
     problems = [*_repeated(rows, places, shape), *_renamed(gpus, places, devices)]
-    selected = is_single and len(order) > 1
-    if selected:
+    doubt = IMPOSSIBLE if problems else ""
+    if is_single and len(order) > 1:
+        doubt = SELECTED
         counts = np.bincount(places)
         listed = first_names(f"GPU {one.index} is in {n:,}" for one, n in zip(devices, counts, strict=True))
         problems.append(f"{listed} of {len(lists):,} entries: this file has the selected GPU only")
@@ -347,8 +346,7 @@ def _array(path: Path, data: bytes, *, cpu: bool) -> Samples:
         tuple(devices[at] for at in by_index),
         cpu=cpu,
         notes=[*notes, *(f"{path.name}: {problem}" for problem in problems)],
-        consistent=not problems,
-        selected=selected,
+        doubt=doubt,
     )
 
 
@@ -505,4 +503,4 @@ def _table(path: Path, data: bytes, *, cpu: bool) -> Samples:
     )
     times = [time_of(cells[0]) for cells in rows]
     kept = {name: values[name] for name in MEASURED}
-    return _from_text(path, times, kept, devices, cpu=cpu, notes=notes, consistent=True)
+    return _from_text(path, times, kept, devices, cpu=cpu, notes=notes)
