@@ -37,7 +37,7 @@ def test_a_finished_run_gives_the_numbers_of_its_result(tmp_path):
     assert run.tokens == 100 * 2 * 8 * 128
     assert run.tokens_per_second == 4000.0
     assert run.evidence == "gpt2_muon_2cpu/result.json"
-    assert (run.val[0].step, run.val[-1].step, len(run.curves.train)) == (0, 100, 20)
+    assert (run.val.step[0], run.val.step[-1], len(run.metrics.train.step)) == (0, 100, 20)
 
 
 def test_a_crashed_run_gives_the_numbers_of_its_metrics(tmp_path):
@@ -46,7 +46,7 @@ def test_a_crashed_run_gives_the_numbers_of_its_metrics(tmp_path):
     assert run.status is Status.FAILED
     assert run.evidence == "gpt2_adamw_1cpu/metrics.jsonl"
     assert (run.last_val_step, run.steps, run.tokens) == (40, 45, 45 * 1024)
-    assert run.final_val_loss == run.val[-1].loss
+    assert run.final_val_loss == run.val.loss[-1]
     assert run.seconds == pytest.approx(45 * 1024 / 4000)
     assert run.tokens_per_second == 4000.0
     assert run.peak_memory_mib is None
@@ -93,7 +93,7 @@ def test_a_nan_run_keeps_its_earlier_losses_and_is_not_ranked(tmp_path):
     diverged = FakeRun(optimizer="sgd", status="failed", kind="nan", reason="loss is nan at step 47", stop_at=47)
     numbers = analyse(make_matrix(tmp_path, [diverged, FakeRun()]))
     assert numbers.runs[0].reason == "loss is nan at step 47"
-    assert numbers.runs[0].final_val_loss == numbers.runs[0].val[-1].loss
+    assert numbers.runs[0].final_val_loss == numbers.runs[0].val.loss[-1]
     assert [group.name for group in numbers.rankings[0].groups] == ["adamw, 1 rank"]
 
 
@@ -147,7 +147,7 @@ def test_elapsed_time_continues_over_a_resume(tmp_path):
     points = [(0, 0.0, 1, 10.0), (10, 8.0, 1, 9.0), (20, 3.0, 2, 8.0), (30, 6.0, 2, 7.0)]
     lines = [{"step": s, "elapsed_s": t, "attempt": a, "tokens": s, "val/loss": v} for s, t, a, v in points]
     matrix.run("gpt2_adamw_1cpu").metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [point.seconds for point in only(analyse(matrix)).val] == [0.0, 8.0, 11.0, 14.0]
+    assert only(analyse(matrix)).val.seconds == (0.0, 8.0, 11.0, 14.0)
 
 
 def test_a_damaged_result_is_reported_and_the_rest_is_used(tmp_path):

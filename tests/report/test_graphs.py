@@ -7,11 +7,11 @@ import struct
 
 import pytest
 
-from kmatrix.curves.values import CurvePoint
 from kmatrix.report.analysis import analyse
 from kmatrix.report.figure import COLOURS, group_styles
 from kmatrix.report.graphs import (
     Curve,
+    CurvePoint,
     final_losses,
     loss_graph,
     loss_graphs,

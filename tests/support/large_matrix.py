@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from gpu_factory import FakeGpus, summary_of, write_samples
-from kmatrix.curves.make import make_curves, write_curves
 from kmatrix.engines.ports import label_of
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir, RunDir
@@ -31,7 +29,7 @@ def make_large_matrix(root: Path, count: int) -> MatrixDir:
 def make_logged_matrix(root: Path, count: int, *, lines: int, gpus: int) -> MatrixDir:
     """Write a matrix of `count` finished runs with logs of about `lines` lines and recordings of their GPUs, 1 Hz.
 
-    The seeds of a configuration share these files, as hard links; each run has its own curves.json and result.json.
+    The seeds of a configuration share these files, as hard links; each run has its own result.json.
     """
     runs = [
         replace(_run(number), steps=lines - 100, eval_interval=max(1, lines // 100), log_interval=1, gpus=gpus,
@@ -43,7 +41,6 @@ def make_logged_matrix(root: Path, count: int, *, lines: int, gpus: int) -> Matr
         folder = make_run(MatrixDir(root / "shared"), run)
         seconds = read_json(folder.result)["seconds"]
         _record(folder, gpus, seconds)
-        write_curves(folder, make_curves(folder, 1))
         shared[run.optimizer, run.axes["lr"]] = folder
     matrix = make_matrix(root, [replace(run, stop_at=1) for run in runs])  # the logs are linked
     for number, run in enumerate(runs):
@@ -54,7 +51,6 @@ def make_logged_matrix(root: Path, count: int, *, lines: int, gpus: int) -> Matr
         folder.metrics.unlink()
         for path in (source.metrics, source.phases, source.gpu_samples, source.gpu_summary):
             os.link(path, folder.path / path.name)
-        shutil.copy(source.curves, folder.curves)
         begin = CREATED + (result["seconds"] + 30) * (number // AT_A_TIME)
         seconds = result["seconds"] + 20
         edit_attempt(folder, started=begin, seconds=seconds, end={"seconds": seconds, "at": begin + seconds})

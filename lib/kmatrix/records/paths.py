@@ -42,7 +42,6 @@ class RunDir:
     output_log = Name("output.log")
     result = Name("result.json")
     metrics = Name("metrics.jsonl")
-    curves = Name("curves.json")  # thinned: kmatrix.curves.file
     alerts = Name("alerts.jsonl")
     events = Name("events.jsonl")
     phases = Name("phases.jsonl")  # without training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import Status
 from kmatrix.report.gpu.numbers import RunGpus
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
+from kmatrix.report.metrics import Metrics, read_all
 from kmatrix.report.numbers import (
     GPUS_AXIS,
     GroupNumbers,
@@ -46,7 +46,13 @@ def analyse(matrix: MatrixDir) -> MatrixNumbers:
     plan = seen.plan
     if not plan.runs:
         raise RecordError(f"{matrix.path} has no run", hint="pass TARGET=<matrix directory>, or run `make test-matrix`")
-    runs = tuple(_with_gpu(matrix.run(name), read_numbers(matrix.run(name), run, seen)) for name, run in files.items())
+    # Without an attempt, the files of a run are those of a result that is being archived.
+    begun = [name for name in files if seen.states[name].attempts or seen.files[name].damage]
+    metrics = dict(zip(begun, read_all([matrix.run(name) for name in begun]), strict=True))
+    runs = tuple(
+        _with_gpu(matrix.run(name), read_numbers(matrix.run(name), run, seen, metrics.get(name, Metrics())))
+        for name, run in files.items()
+    )
     # Everything else follows from the runs.
     groups = groups_of(runs, plan.verdict.confidence)
     is_running = any(run.status is Status.RUNNING for run in runs)
@@ -221,10 +227,10 @@ def _early(run: RunNumbers) -> str:
 
 def _never_fell(run: RunNumbers) -> bool:
     """Return True if no validation loss after step 0 is below the initial one."""
-    later = run.val.loss[1 if run.val and run.val.step[0] == 0 else 0 :]
+    later = run.val.loss[1 if run.val.step[:1] == (0,) else 0 :]
     # A run without evaluations after the first has only the loss in its result.
     if not later and run.counts and run.final_val_loss is not None:
-        later = array("d", [run.final_val_loss])
+        later = (run.final_val_loss,)
     return bool(later) and run.initial_val_loss is not None and min(later) >= run.initial_val_loss
 
 

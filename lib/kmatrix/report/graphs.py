@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kmatrix.curves.values import CurvePoint
 from kmatrix.records.runs import Status
 from kmatrix.report.figure import (
     ALARM,
@@ -46,6 +46,18 @@ if TYPE_CHECKING:
 MAX_LABEL = 48  # characters of a name in a legend
 INITIAL_DROP = 0.08  # share of the x axis in which the loss drops steeply, from about ln(vocabulary size)
 MAX_RISE = 1.1  # a diverging loss is drawn up to this multiple of the highest initial loss
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One measured loss."""
+
+    step: int
+    tokens: float | None  # trained on so far
+    seconds: float | None  # of training
+    loss: float  # nats/token
+
+
 PointToX = Callable[[CurvePoint], float | None]
 
 
@@ -91,7 +103,7 @@ def draw(numbers: MatrixNumbers, folder: Path) -> tuple[list[Path], list[str]]:
 
 def loss_graphs(numbers: MatrixNumbers) -> tuple[LossGraph, ...]:
     """Return the graphs of the loss over steps, tokens and time. The unit of time fits the longest run."""
-    longest = max((run.curves.seconds.value[-1] for run in numbers.runs if run.curves.seconds), default=0.0)
+    longest = max((run.val.seconds[-1] or 0.0 for run in numbers.runs if run.val.seconds), default=0.0)
     unit, size = time_unit(longest)
     return (
         LossGraph("loss_vs_steps.png", "Loss over steps", "steps (optimizer updates)", lambda p: p.step),
@@ -107,7 +119,7 @@ def loss_graphs(numbers: MatrixNumbers) -> tuple[LossGraph, ...]:
 
 def loss_graph(numbers: MatrixNumbers, graph: LossGraph) -> Figure | str:
     """Draw validation loss (bold) and training loss (faint); on the right, the end of finished runs, enlarged."""
-    groups = [group for group in numbers.groups if any(_curve(run.val, graph.to_x).x for run in group.runs)]
+    groups = [group for group in numbers.groups if any(_curve(evaluated(run), graph.to_x).x for run in group.runs)]
     if not groups:
         return "no validation loss was recorded"
     styles = group_styles(numbers, groups)
@@ -116,7 +128,7 @@ def loss_graph(numbers: MatrixNumbers, graph: LossGraph) -> Figure | str:
     drawn = [curve for group in groups for curve in _draw_group(axes[0], group, graph.to_x, styles[group.name])]
     if not drawn:
         return "the seeds of a configuration have no validation step in common"
-    _limit_axes(axes[0], drawn, [loss for group in groups for run in group.runs for loss in run.curves.train.minimum])
+    _limit_axes(axes[0], drawn, [loss for group in groups for run in group.runs for loss in run.metrics.train.loss])
     axes[0].set_ylabel("loss (nats/token)")
     axes[0].ticklabel_format(axis="y", style="plain", useOffset=False)
     if len(finished) > 1:
@@ -167,6 +179,26 @@ def throughput(numbers: MatrixNumbers) -> Figure | str:
     axes.xaxis.set_major_formatter(tick)
     axes.set_xlabel("tokens/s (steady state: without evaluations and the first steps)")
     return figure
+
+
+def evaluated(run: RunNumbers) -> list[CurvePoint]:
+    """Return the validation losses of a run."""
+    val = run.val
+    return list(starmap(CurvePoint, zip(val.step, val.tokens, val.seconds, val.loss, strict=True)))
+
+
+def trained(run: RunNumbers) -> list[CurvePoint]:
+    """Return the training losses of a run. Tokens and seconds are known between two evaluations."""
+    import numpy as np
+
+    val, train = run.val, run.metrics.train
+    if not val.step:
+        return [CurvePoint(step, None, None, loss) for step, loss in zip(train.step, train.loss, strict=True)]
+    tokens, seconds = (
+        [None if np.isnan(value) else float(value) for value in np.interp(train.step, val.step, column, right=np.nan)]
+        for column in (np.array(val.tokens, np.float64), np.array(val.seconds, np.float64))
+    )
+    return list(starmap(CurvePoint, zip(train.step, tokens, seconds, train.loss, strict=True)))
 
 
 def mean_curve(seeds: Sequence[Sequence[CurvePoint]], to_x: PointToX) -> Curve:
@@ -251,11 +283,11 @@ def _draw_group(axes: Axes, group: GroupNumbers, to_x: PointToX, style: tuple[st
     """Draw the finished seeds of a group as one curve, and every other run as its own; return the curves."""
     colour, line = style
     for run in group.runs:
-        faint = _curve(run.curves.training_points(), to_x)
+        faint = _curve(trained(run), to_x)
         axes.plot(faint.x, faint.y, color=colour, alpha=0.22, linewidth=0.9, zorder=2)
     drawn = [_draw_mean(axes, group, to_x, style)]
     for run in group.runs:
-        curve = _curve(run.val, to_x)
+        curve = _curve(evaluated(run), to_x)
         if not run.counts and curve.x:
             axes.plot(curve.x, curve.y, color=colour, linestyle=line, linewidth=1.5, alpha=0.8, zorder=4)
             if _is_lost(run):
@@ -266,7 +298,7 @@ def _draw_group(axes: Axes, group: GroupNumbers, to_x: PointToX, style: tuple[st
 
 def _draw_mean(axes: Axes, group: GroupNumbers, to_x: PointToX, style: tuple[str, Any]) -> Curve:
     """Draw the mean of the finished seeds, with a band from the lowest to the highest."""
-    seeds = [run.val for run in group.counted if run.val]
+    seeds = [evaluated(run) for run in group.counted if run.val.step]
     curve = mean_curve(seeds, to_x) if seeds else Curve(x=(), y=(), low=(), high=())
     axes.plot(curve.x, curve.y, color=style[0], linestyle=style[1], linewidth=2.2, zorder=4)
     if len(seeds) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +13,13 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from kmatrix.curves.energy import joules_between, recordings_of
 from kmatrix.errors import add_damage, take_damage
 from kmatrix.packing import usable_cores
 from kmatrix.records.decode import Amount, Count, Number, Record
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunNumbers, merged_lines, metric_lines
+from kmatrix.report.gpu.energy import joules_at
+from kmatrix.report.gpu.recordings import recordings_of
 
 MOST_POINTS = 200  # of a curve
 FEW_RUNS, FEW_BYTES = 8, 100_000_000  # of logs: up to there, they are read sooner than processes have started
@@ -45,10 +46,10 @@ class TrainingLosses(Record, frozen=True, kw_only=True):
 class Metrics:
     """What the log of a run says."""
 
-    numbers: RunNumbers
-    val: Evaluations
-    train: TrainingLosses
-    first_steps: Mapping[int, int]  # attempt -> step of its first line
+    numbers: RunNumbers = field(default_factory=RunNumbers)
+    val: Evaluations = field(default_factory=Evaluations)
+    train: TrainingLosses = field(default_factory=TrainingLosses)
+    first_steps: Mapping[int, int] = field(default_factory=dict)  # attempt -> step of its first line
 
 
 class Log:
@@ -146,23 +147,19 @@ def _joules(run_dir: RunDir, log: Log, wanted: np.ndarray) -> np.ndarray:
     """Return the energy (J) of all devices since the training began at some steps (indices); NaN: unknown.
 
     Evaluations and checkpoints are included; what an attempt trained and lost, and the time between attempts, are not.
-    Unknown for several nodes: each has a clock of its own.
     """
-    recordings = [] if run_dir.later_nodes() else recordings_of(run_dir)
-    if not recordings or not len(wanted):
+    recordings = recordings_of(run_dir).recordings if len(wanted) else ()
+    if not recordings:
         return np.full(len(wanted), np.nan)
     attempt, elapsed = log["attempt"], log["elapsed_s"]
     # Each attempt needs its own ends: the time between two of them was not training.
     first = 1 + np.flatnonzero(attempt[1:] != attempt[:-1])
-    total, before, found = 0.0, None, {}
-    for at in np.unique([*wanted, *first, *(first - 1)]):
-        passed = 0.0 if before is None else elapsed[before]
-        begin = log.time[at] - (elapsed[at] - passed if elapsed[at] >= passed else elapsed[at])
-        if before is not None and attempt[before] == attempt[at]:
-            begin = log.time[before]
-        total += joules_between(recordings, begin, log.time[at])
-        found[at], before = round(total, 1), at
-    return np.array([found[at] for at in wanted])
+    at = np.unique(np.concatenate([wanted, first, first - 1]))
+    ends, clock, before = log.time[at], elapsed[at], np.append(0.0, elapsed[at][:-1])
+    goes_on = np.append(False, attempt[at][1:] == attempt[at][:-1])
+    begins = np.where(goes_on, np.append(np.nan, ends[:-1]), ends - np.where(clock >= before, clock - before, clock))
+    begun, ended = np.split(joules_at(recordings, [*begins, *ends]), 2)
+    return np.cumsum(ended - begun)[np.searchsorted(at, wanted)].round(1)
 
 
 def _numbers(log: Log, seconds: np.ndarray, evaluated: np.ndarray, trained: np.ndarray) -> RunNumbers:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from kmatrix.curves.values import Evaluations, RunCurves
 from kmatrix.records.attempts import Attempt, End
 from kmatrix.records.dataset import FLAT
 from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import ExcludedCells, Provenance, Status
 from kmatrix.report.gpu.numbers import GpuNumbers, RunGpus
+from kmatrix.report.metrics import Evaluations, Metrics
 from kmatrix.stats import LEVEL, Interval, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
 from kmatrix.status.fold import end_of
@@ -118,12 +118,12 @@ class RunNumbers:
     gpu: GpuNumbers | None = None  # recording of the GPUs, or of the CPU ranks
     alerts: tuple[Alert, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)  # tracker -> URL or directory of the run there
-    curves: RunCurves = field(default_factory=RunCurves, repr=False)
+    metrics: Metrics = field(default_factory=Metrics, repr=False)
 
     @property
     def val(self) -> Evaluations:
-        """The validation losses: all of up to MOST_EVALUATIONS."""
-        return self.curves.val
+        """The validation losses."""
+        return self.metrics.val
 
     @property
     def perplexity(self) -> float | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kmatrix.curves.make import read_curves
-from kmatrix.curves.values import RunCurves
 from kmatrix.records.dataset import FLAT
 from kmatrix.records.decode import Scalar, replaced
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, RunResult, Status
 from kmatrix.records.tracking import read_track
+from kmatrix.report.metrics import Metrics
 from kmatrix.report.numbers import GPUS_AXIS, RankDevice, RunNumbers
 from kmatrix.status.alerts import read_alerts
 from kmatrix.status.cost import spent_of
@@ -61,18 +60,17 @@ KNOWN = (  # fields of RunResult that RunNumbers has, too
 LOG_TAIL = 20  # lines kept of a failed run's log
 
 
-def read_numbers(run_dir: RunDir, run: RunFile, seen: Look) -> RunNumbers:
-    """Return the numbers of one run. run: as planned."""
+def read_numbers(run_dir: RunDir, run: RunFile, seen: Look, metrics: Metrics) -> RunNumbers:
+    """Return the numbers of one run. run: as planned.  metrics: of its log."""
     files, state = seen.files[run_dir.name], seen.states[run_dir.name]
     train, axes = run.train, all_axes(run.axes, run.symbols, seen.plan.axis_entries)
     last = state.attempts[-1] if state.attempts else None
-    curves = _curves(run_dir, run, files, state)
 
     # The trainer's result, completed by what the metrics say: all that an unfinished run has.
     result = _result(files, state)
     known = result or RunResult()
-    missing = [name for name in known.__struct_fields__ if getattr(known, name) is None]
-    known = replaced(known, **{name: getattr(curves.measured, name) for name in missing})
+    missing = [name for name in metrics.numbers.__struct_fields__ if getattr(known, name) is None]
+    known = replaced(known, **{name: getattr(metrics.numbers, name) for name in missing})
     spent = spent_of(state, files.train)
     final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
     copied: dict[str, Any] = {name: getattr(known, name) for name in KNOWN}
@@ -107,13 +105,13 @@ def read_numbers(run_dir: RunDir, run: RunFile, seen: Look) -> RunNumbers:
         planned_tokens=train.max_iters * train.tokens_per_step or None,
         warmup_share=_share(train.warmup_steps, train.max_iters),
         final_val_loss=final.final_val_loss if final else None,
-        last_val_step=curves.val.step[-1] if curves.val else None,
+        last_val_step=metrics.val.step[-1] if metrics.val.step else None,
         bits_per_byte=final.final_bits_per_byte if final else None,
         wall_s=spent.wall_s,
         gpu_hours=spent.gpu_hours,
         dollars=spent.dollars,
         ended_by=known.ended_by or None,
-        evidence=_evidence(run_dir, result, curves),
+        evidence=_evidence(run_dir, result, metrics),
         log=f"{run_dir.name}/{run_dir.output_log.name}" if run_dir.output_log.exists() else "",
         log_tail=_log_tail(run_dir, last.end.log_tail if last and last.end else ())
         if state.status is Status.FAILED
@@ -126,11 +124,11 @@ def read_numbers(run_dir: RunDir, run: RunFile, seen: Look) -> RunNumbers:
         code=last.code if last else "",
         explicit=frozenset(name.removeprefix("GPT2_").lower() for name in run.asked),
         attempts=state.attempts,
-        starts=curves.first_steps if len(state.attempts) > 1 else {},
+        starts=metrics.first_steps if len(state.attempts) > 1 else {},
         reused_from=run.reused_from or "",
         alerts=tuple(read_alerts(run_dir.path)),
         links={sent.tracker: sent.link for sent in read_track(run_dir) if sent.link},
-        curves=curves,
+        metrics=metrics,
     )
 
 
@@ -144,14 +142,6 @@ def optimizer_settings(train: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return found
 
 
-def _curves(run_dir: RunDir, run: RunFile, files: Files, state: State) -> RunCurves:
-    """Return the curves of a run. curves.json is written if it is outdated and the run has ended."""
-    if not state.attempts and not files.damage:  # the files are those of a result that is being archived
-        return RunCurves()
-    number = None if run.reused_from else state.number or None
-    return read_curves(run_dir, number, keep=state.status is not Status.RUNNING)
-
-
 def _result(files: Files, state: State) -> RunResult | None:
     """Return the result of the last attempt; None while it trains, or if its trainer left none with numbers."""
     result = files.result
@@ -161,10 +151,10 @@ def _result(files: Files, state: State) -> RunResult | None:
     return result if is_mine and (result.status != Status.FAILED or result.step is not None) else None
 
 
-def _evidence(run_dir: RunDir, result: RunResult | None, curves: RunCurves) -> str:
+def _evidence(run_dir: RunDir, result: RunResult | None, metrics: Metrics) -> str:
     if result is not None:
         return f"{run_dir.name}/{run_dir.result.name}"
-    return f"{run_dir.name}/{run_dir.metrics.name}" if curves.measured.step is not None else ""
+    return f"{run_dir.name}/{run_dir.metrics.name}" if metrics.numbers.step is not None else ""
 
 
 def _log_tail(run_dir: RunDir, lines: Sequence[str]) -> tuple[str, ...]:

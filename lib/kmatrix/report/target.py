@@ -108,16 +108,8 @@ def rounded_up(loss: float) -> float:
 
 def reached(run: RunNumbers, target: float) -> Effort | None:
     """Return what a run took until its first evaluation at or below a target; None if it never was."""
-    point = run.val.first_within(target)
-    if point is None:
-        return None
-    return Effort(
-        step=float(point.step),
-        tokens=point.tokens,
-        seconds=point.seconds,
-        joules=None if run.curves.simulated else point.joules,
-        dollars=_dollars(run, point.seconds),
-    )
+    at = next((at for at, loss in enumerate(run.val.loss) if loss <= target), None)
+    return None if at is None else _effort(run, at)
 
 
 def _has_ended(run: RunNumbers) -> bool:
@@ -136,9 +128,21 @@ def _trained(run: RunNumbers) -> Effort:
     # The schedule of a finished run is over, and a run that diverged would not have come back.
     if run.status is Status.FINISHED or run.diverged:
         return NEVER
-    joules = None if run.curves.simulated or run.steps is None else run.curves.joules.at(run.steps)
+    joules = _effort(run, -1).joules if run.val.step else None
     return Effort(
         step=run.steps, tokens=run.tokens, seconds=run.seconds, joules=joules, dollars=_dollars(run, run.seconds)
+    )
+
+
+def _effort(run: RunNumbers, at: int) -> Effort:
+    """Return what a run took up to one of its evaluations. at: its index."""
+    val, simulated = run.val, run.gpu is not None and run.gpu.simulated
+    return Effort(
+        step=float(val.step[at]),
+        tokens=val.tokens[at],
+        seconds=val.seconds[at],
+        joules=None if simulated else val.joules[at],
+        dollars=_dollars(run, val.seconds[at]),
     )
 
 

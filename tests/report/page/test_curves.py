@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
-from array import array
 from dataclasses import replace
 
 import pytest
 from scipy import stats
 
 from html_reader import read_html
-from kmatrix.curves.values import Evaluations, RunCurves, TrainingCurve
 from kmatrix.report.analysis import analyse
+from kmatrix.report.metrics import Evaluations, Metrics
 from kmatrix.report.page.assemble import render_page
 from kmatrix.report.page.curves import curve_of, curves
 from kmatrix.report.page.parts.groups import page_groups
@@ -42,9 +40,9 @@ def test_validation_losses_keep_all_their_digits(tmp_path):
     numbers, section = section_of(tmp_path, *two_optimizers(3))
 
     for run, own in zip(numbers.runs, section.script["runs"], strict=True):
-        assert own["v"]["y"] == [point.loss for point in run.val]
-        assert expand(own["v"]["x"]) == [point.step for point in run.val]
-        assert own["v"]["s"] == pytest.approx([point.seconds for point in run.val], abs=0.05)
+        assert own["v"]["y"] == [*run.val.loss]
+        assert expand(own["v"]["x"]) == [*run.val.step]
+        assert own["v"]["s"] == pytest.approx([*run.val.seconds], abs=0.05)
     json.dumps(section.script, allow_nan=False)
 
 
@@ -60,35 +58,11 @@ def test_without_any_loss_there_is_no_section(tmp_path):
     assert section is None
 
 
-def test_a_spike_of_one_step_stays_in_the_extremes(tmp_path):
-    numbers, _ = section_of(tmp_path, FakeRun())
-    steps = 20_000
-    losses = [3.0] * steps
-    losses[12_345] = 9.5
-    train = TrainingCurve(
-        step=array("q", range(steps)),
-        mean=array("d", losses),
-        minimum=array("d", losses),
-        maximum=array("d", losses),
-        count=array("q", [1] * steps),
-        total=steps,
-    )
-    own = curve_of(replace(numbers.runs[0], curves=RunCurves(train=train)), 60)
-
-    assert len(own["t"]["m"]) <= 60
-    assert max(own["t"]["hi"]) == 9.5
-    assert min(own["t"]["lo"]) == 3.0
-    assert max(own["t"]["m"]) < 3.1
-    assert own["t"]["w"] == math.ceil(steps / 60)
-    width = own["t"]["w"]
-    assert [middle // width for middle in expand(own["t"]["x"])] == list(range(len(own["t"]["m"])))
-
-
 def test_unknown_seconds_joules_and_dollars_are_absent(tmp_path):
     numbers, _ = section_of(tmp_path, FakeRun())
-    nothing = array("d", [math.nan, math.nan])
-    val = Evaluations(step=array("q", [0, 10]), loss=array("d", [9.0, 3.0]), tokens=nothing, seconds=nothing)
-    own = curve_of(replace(numbers.runs[0], curves=RunCurves(val=val), dollars=None), 60)
+    nothing = (None, None)
+    val = Evaluations(step=(0, 10), loss=(9.0, 3.0), tokens=nothing, seconds=nothing, joules=nothing)
+    own = curve_of(replace(numbers.runs[0], metrics=Metrics(val=val), dollars=None), 60)
 
     assert own == {"v": {"x": [0, 10], "y": [9.0, 3.0]}}
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from kmatrix.curves.values import Evaluations, number
 from kmatrix.records.attempts import Attempt, End
 from kmatrix.records.decode import SCHEMA, as_json
 from kmatrix.records.files import write_bytes
@@ -15,6 +14,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.report.formats.encode import indented, packed
 from kmatrix.report.gpu.numbers import DeviceNumbers, GpuNumbers, PeriodNumbers, Statistics
+from kmatrix.report.metrics import Evaluations
 from kmatrix.report.numbers import (
     CostDifference,
     GroupNumbers,
@@ -204,8 +204,8 @@ def _columns(val: Evaluations) -> dict[str, list[float | None]]:
     """Return the evaluations as columns of equal length."""
     return {
         "step": list(val.step),
-        "tokens": list(map(number, val.tokens)),
-        "seconds": [None if math.isnan(seconds) else seconds for seconds in val.seconds],
+        "tokens": list(val.tokens),
+        "seconds": list(val.seconds),
         "loss": list(val.loss),
     }
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, sub
 
-from kmatrix.curves.make import read_curves
 from kmatrix.gpu.formats.binary import Recording
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.limits import HIGHEST
@@ -16,6 +15,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunResult
 from kmatrix.report.gpu.attempts import recorded_attempts
 from kmatrix.report.gpu.numbers import RecordedPhase
+from kmatrix.report.metrics import Log
 from kmatrix.stats import complete_sum
 
 TRAINER_PHASES = ("set-up", "evaluation", "checkpoint")  # as the trainer logs them
@@ -89,7 +89,7 @@ class Leader:
 
 def read_leader(run: RunDir) -> dict[int, Leader]:
     """Return by attempt how long node 0 trained after each phase, for the nodes that record only their phases."""
-    ends = dict(read_curves(run, None, keep=False).last_times)
+    ends = dict(Log(run.metrics).last_times)
     result = decode_optional(run.result, RunResult) or RunResult()
     if result.ended is not None:
         ends[result.attempt or 1] = result.ended
@@ -128,7 +128,7 @@ def _last_end(run_dir: RunDir, lines: Sequence[PhaseLine], clock: RecordingClock
 
 def _last_steps(run_dir: RunDir, clock: RecordingClock) -> list[float]:
     """Return the recording time (s) of the last training line of each attempt, that of lost work included."""
-    last = read_curves(run_dir, None, keep=False).last_times.values()
+    last = Log(run_dir.metrics).last_times.values()
     return [time for wall in last if (time := clock.at(wall)) is not None]
 
 

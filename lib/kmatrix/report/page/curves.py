@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kmatrix.curves.values import Evaluations, Knots, TrainingCurve
+from kmatrix.report.metrics import Evaluations, Metrics, TrainingLosses, thinned
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.figures import Panel, Scale, polyline, spread_labels
 from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.stats import critical_t, mean
 
 TRAINING_BYTES = 1_000_000  # of all training curves in a page
-COLUMN_BYTES = 25  # of one column: mean, minimum, maximum
-MOST_COLUMNS, LEAST_COLUMNS = 300, 40  # per training curve
+POINT_BYTES = 12  # of one point
+MOST_TRAINING, LEAST_TRAINING = 200, 40  # points per training curve
 LOSS_DIGITS = 4  # of training losses
 EVALUATION_BYTES = 1_000_000  # of all validation losses in a page
 EXACT_BYTES, SHORT_BYTES = 34, 9  # of one evaluation: with all digits, seconds and joules, or the loss alone
 SHORT_DIGITS = 7  # significant digits of a validation loss, if all of them would be too long
 LEAST_EVALUATIONS = 40  # per run
+MOST_KNOTS = 20  # places in a run at which its tokens, seconds and joules are given
 CRITICAL = 30  # degrees of freedom for which the script knows Student's t; beyond, that of 30
 
 STATIC_LINES = 8  # configurations in the static figure
@@ -70,17 +70,17 @@ class CurvesSection:
 
 def curves(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CurvesSection | None:
     """Return the curves, or None if no run has a loss."""
-    if not any(len(run.curves.val) or len(run.curves.train) for run in numbers.runs):
+    if not any(run.val.step or run.metrics.train.step for run in numbers.runs):
         return None
     most_freedom = min(CRITICAL, max(len(group.runs) for group in groups) - 1)  # 0: no interval, and no need of SciPy
-    most = training_columns(sum(len(run.curves.train) > 0 for run in numbers.runs))
-    evaluations = evaluations_of(sum(len(run.curves.val) for run in numbers.runs), len(numbers.runs))
+    most = training_points(sum(bool(run.metrics.train.step) for run in numbers.runs))
+    evaluations = evaluations_of(sum(len(run.val.step) for run in numbers.runs), len(numbers.runs))
     baselines = _baselines(numbers, groups)
     return CurvesSection(
         reference="baseline" if baselines else "leader",
         static=static_curves(groups),
-        is_drawn=any(max(len(run.curves.val), len(run.curves.train)) > 1 for run in numbers.runs),
-        is_simulated=any(run.curves.simulated for run in numbers.runs),
+        is_drawn=any(max(len(run.val.step), len(run.metrics.train.step)) > 1 for run in numbers.runs),
+        is_simulated=any(is_simulated(run) for run in numbers.runs),
         script={
             "level": numbers.confidence,
             "baselines": baselines,
@@ -97,9 +97,14 @@ def _baselines(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> list[int]
     return [names.index(name) for name in found if name in names]
 
 
-def training_columns(curves_: int) -> int:
-    """Return the number of columns of each of so many training curves: all of them together stay within their size."""
-    return max(LEAST_COLUMNS, min(MOST_COLUMNS, TRAINING_BYTES // (max(1, curves_) * COLUMN_BYTES)))
+def is_simulated(run: RunNumbers) -> bool:
+    """Return whether the energy of a run is that of simulated GPUs."""
+    return run.gpu is not None and run.gpu.simulated
+
+
+def training_points(curves_: int) -> int:
+    """Return the number of points of each of so many training curves: all of them together stay within their size."""
+    return max(LEAST_TRAINING, min(MOST_TRAINING, TRAINING_BYTES // (max(1, curves_) * POINT_BYTES)))
 
 
 def evaluations_of(total: int, runs: int) -> int | None:
@@ -113,21 +118,26 @@ def evaluations_of(total: int, runs: int) -> int | None:
 
 
 def curve_of(run: RunNumbers, most: int, evaluations: int | None = None) -> dict[str, object]:
-    """Return the curves of one run, with short keys. most: columns of its training loss.
+    """Return the curves of one run, with short keys. most: points of its training loss.
 
     evaluations: at most so many, of SHORT_DIGITS, None for all of them with all digits, seconds and joules.
     v: evaluations, with x (steps), y (losses), s (seconds), j (joules).
-    t: the training loss in columns, with x (middles), m (means), lo, hi (extremes), w (width in steps).
-    k, s, j: knots of tokens, seconds and joules over steps; d: dollars per second. What is unknown is absent.
+    t: training losses, with x (steps) and m (losses).
+    k, s, j: tokens, seconds and joules over steps; d: dollars per second. What is unknown is absent.
     """
-    own = run.curves
+    own: Metrics = run.metrics
     found: dict[str, object] = {}
-    if len(own.val):
-        found["v"] = _evaluations(own.val) if evaluations is None else _short_evaluations(own.val.thinned(evaluations))
-    if len(own.train):
-        found["t"] = _training(own.train.thinned(most))
-    lines = (("k", own.tokens, 0), ("s", own.seconds, 1), ("j", own.joules, 0))
-    found |= {key: _knots(line, digits) for key, line, digits in lines if len(line)}
+    if own.val.step:
+        found["v"] = _evaluations(own.val) if evaluations is None else _short_evaluations(own.val, evaluations)
+        stride = -(-len(own.val.step) // MOST_KNOTS)
+        columns = (("k", own.val.tokens, 0), ("s", own.val.seconds, 1), ("j", own.val.joules, 0))
+        for key, column, digits in columns:
+            known = [(x, y) for x, y in zip(own.val.step, column, strict=True) if y is not None]
+            if known:
+                knots = [*known[:-1:stride], known[-1]]
+                found[key] = [[x for x, _ in knots], [round(y, digits or None) for _, y in knots]]
+    if own.train.step:
+        found["t"] = _training(own.train, most)
     if run.dollars and run.wall_s:
         found["d"] = float(f"{run.dollars / run.wall_s:.6g}")
     return found
@@ -209,7 +219,7 @@ class _MeanCurve:
 
 
 def _mean_curve(group: PageGroup) -> _MeanCurve:
-    own = [dict(zip(run.curves.val.step, run.curves.val.loss, strict=True)) for run in group.counted]
+    own = [dict(zip(run.val.step, run.val.loss, strict=True)) for run in group.counted]
     common = sorted(set(own[0]).intersection(*own[1:])) if own else []
     stride = max(1, -(-len(common) // STATIC_POINTS))
     steps = [*common[:-1:stride], *common[-1:]]
@@ -239,7 +249,7 @@ def _label(short: str) -> str:
 
 
 def _evaluations(val: Evaluations) -> dict[str, object]:
-    columns: dict[str, object] = {"x": series(val.step), "y": val.loss.tolist()}
+    columns: dict[str, object] = {"x": series(val.step), "y": list(val.loss)}
     seconds, joules = _rounded(val.seconds, 1), _rounded(val.joules, 0)
     if any(value is not None for value in seconds):
         columns["s"] = seconds
@@ -248,26 +258,17 @@ def _evaluations(val: Evaluations) -> dict[str, object]:
     return columns
 
 
-def _short_evaluations(val: Evaluations) -> dict[str, object]:
+def _short_evaluations(val: Evaluations, most: int) -> dict[str, object]:
     """Return losses alone: the script finds seconds and joules between the knots."""
-    return {"x": series(val.step), "y": [float(f"{loss:.{SHORT_DIGITS}g}") for loss in val.loss]}
+    kept = thinned(val.loss, most).tolist()
+    return {"x": series([val.step[at] for at in kept]), "y": [float(f"{val.loss[at]:.{SHORT_DIGITS}g}") for at in kept]}
 
 
-def _training(train: TrainingCurve) -> dict[str, object]:
-    columns: dict[str, object] = {
-        "x": series([train.middle(at) for at in range(len(train))]),
-        "m": _rounded(train.mean, LOSS_DIGITS),
-    }
-    if train.width > 1:
-        low, high = _rounded(train.minimum, LOSS_DIGITS), _rounded(train.maximum, LOSS_DIGITS)
-        columns |= {"lo": low, "hi": high, "w": train.width}
-    return columns
+def _training(train: TrainingLosses, most: int) -> dict[str, object]:
+    kept = thinned(train.loss, most).tolist()
+    return {"x": series([train.step[at] for at in kept]), "m": _rounded([train.loss[at] for at in kept], LOSS_DIGITS)}
 
 
-def _knots(line: Knots, digits: int) -> list[object]:
-    return [line.step.tolist(), _rounded(line.value, digits)]
-
-
-def _rounded(values: Iterable[float], digits: int) -> list[float | None]:
+def _rounded(values: Iterable[float | None], digits: int) -> list[float | None]:
     """Return numbers as short as JSON writes them; null: unknown."""
-    return [round(value, digits or None) if math.isfinite(value) else None for value in values]
+    return [None if value is None else round(value, digits or None) for value in values]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kmatrix.curves.values import Evaluations
 from kmatrix.records.runs import Status
+from kmatrix.report.metrics import MOST_POINTS, Evaluations, thinned
 from kmatrix.report.numbers import MatrixNumbers
-from kmatrix.report.page.curves import evaluations_of
+from kmatrix.report.page.curves import evaluations_of, is_simulated
 from kmatrix.report.page.parts.figures import Scale, Tick, nice_ticks, tick_text
 from kmatrix.report.page.parts.groups import MOST_ROWS, PageGroup
 from kmatrix.report.page.parts.units import TIME, Unit, unit_of
@@ -109,7 +109,7 @@ def _script(numbers: MatrixNumbers, value: float, known: Sequence[str], strip: s
     never: runs that more training would not have helped; stride: steps between the evaluations of a thinned curve.
     """
     runs = list(enumerate(numbers.runs))
-    shown = evaluations_of(sum(len(run.curves.val) for _, run in runs), len(runs))
+    shown = evaluations_of(sum(len(run.val.step) for _, run in runs), len(runs))
     return {
         "value": float(margin_text(value)),
         "text": margin_text(value),
@@ -117,17 +117,17 @@ def _script(numbers: MatrixNumbers, value: float, known: Sequence[str], strip: s
         "strip": strip,
         "never": [at for at, run in runs if run.status is Status.FINISHED or run.diverged],
         "reused": [at for at, run in runs if run.reused_from],
-        "simulated": [at for at, run in runs if run.curves.simulated],
-        "stride": max((_stride(run.curves.val, shown) for _, run in runs), default=0),
+        "simulated": [at for at, run in runs if is_simulated(run)],
+        "stride": max((_stride(run.val, shown) for _, run in runs), default=0),
     }
 
 
 def _stride(val: Evaluations, shown: int | None) -> int:
     """Return the most steps between two evaluations that the page has of a run; 0 if it has all of them."""
-    kept = val if shown is None else val.thinned(shown)
-    if len(kept) == max(len(val), val.total):
+    kept = thinned(val.loss, min(shown or MOST_POINTS, MOST_POINTS - 1)).tolist()
+    if len(kept) == len(val.step):
         return 0
-    return max((after - before for before, after in pairwise(kept.step)), default=0)
+    return max((after - before for before, after in pairwise(val.step[at] for at in kept)), default=0)
 
 
 def _is_known(group: TargetGroup, quantity: str) -> bool:

@@ -63,9 +63,7 @@ function smoothWords() {
   $("#smooth-words").textContent = half ? `half-life ${plural(Math.max(1, Math.round(half)), "step")}` : "off";
 }
 function thinWords() {
-  const widths = D.curves.runs.map((own) => own.t?.w).filter(Boolean), low = Math.min(...widths), high = Math.max(...widths);
-  if (!widths.length) return "Training curves hold every logged point.";
-  return `Training curves are in columns of ${low === high ? low : `${low} to ${high}`} steps: the vertical lines reach from the lowest to the highest value of a column, and smoothing works on the means.`;
+  return "Long curves show a part of their points: those at regular distances, and those farthest from the line through them.";
 }
 function startCurves() {
   const on = (selector, event, act) => { for (const element of $$(selector)) element.addEventListener(event, () => { act(element); smoothWords(); schedule(); }); };
