@@ -90,7 +90,8 @@ def train(run: Mapping[str, Any], log: RunLog, stop: dist.Stop, watchdog: Watchd
     try:
         ended_by = loop(parts, log, stop, watchdog)
     finally:
-        saver.wait()  # finish writing the current checkpoint, however the loop ended
+        with log.phase("ending"):  # its begin is the end of the training, by the clocks of each node
+            saver.wait()  # finish writing the current checkpoint, however the loop ended
         if parts.recorder:
             parts.recorder.stop()
 

@@ -118,6 +118,35 @@ def flop_count(number: float | None) -> str:
     return f"{text[:-1]} {text[-1]}FLOP" if text[-1].isalpha() else f"{text} FLOP"
 
 
+def fixed(number: float | None, digits: int = 1, *, grouped: bool = False) -> str:
+    """Return a number with this many decimals. grouped: with commas between thousands.
+
+    >>> fixed(12800), fixed(36_000.4, 0, grouped=True), fixed(None)
+    ('12800.0', '36,000', '-')
+    """
+    return UNKNOWN if number is None else f"{number:{',' if grouped else ''}.{digits}f}"
+
+
+def short(number: float | None) -> str:
+    """Return a number with three significant digits.
+
+    >>> short(0.08789), short(11.38), short(None)
+    ('0.0879', '11.4', '-')
+    """
+    return UNKNOWN if number is None else f"{number:.3g}"
+
+
+def joules(energy: float | None) -> str:
+    """Return an energy in J.
+
+    >>> joules(36_000.4), joules(0.123), joules(None)
+    ('36,000 J', '0.123 J', '-')
+    """
+    if energy is None:
+        return UNKNOWN
+    return f"{energy:,.0f} J" if energy >= 100 else f"{energy:.3g} J"
+
+
 def first_names(names: Iterable[str], most: int = 6) -> str:
     """Return the first names, and how many more there are.
 
