@@ -9,10 +9,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.environment import find_packages
 
-find_packages("msgspec")
+find_packages("msgspec", "numpy", "jinja2")
 
 from kmatrix.output import run_program
-from kmatrix.report.folders import find_recorded, summarize
+from kmatrix.report.gpu.folders import find_recorded, summarize
 
 
 def main():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,7 @@ class Samples:
     simulated: bool
     energy_source: str | None  # counter or power; None: unknown
     doubt: str = ""  # why its devices cannot be compared; empty: they can
+    shows_losses: bool = True  # a device without any value did not respond: it was neither unselected nor unread
     notes: tuple[str, ...] = ()  # what could not be read or cannot be true, one sentence each
 
     def __len__(self) -> int:
@@ -204,13 +206,14 @@ def _impossible_note(path: Path, counts: Mapping[str, int]) -> list[str]:
 
 def _from_text(
     path: Path,
-    times: Sequence[float | None],
+    times: Sequence[float],
     values: Mapping[str, Array],
     devices: tuple[DeviceFacts, ...],
     *,
     cpu: bool,
     notes: Sequence[str],
     doubt: str = "",
+    shows_losses: bool = True,
 ) -> Samples:
     """Return the samples of a text recording without those whose time cannot be true, or is that of the one before.
 
@@ -248,6 +251,7 @@ def _from_text(
         simulated=any(one.name.endswith(SIMULATED) for one in devices),
         energy_source="counter" if known.all() else "power",
         doubt=doubt or (IMPOSSIBLE if impossible or repeated or back else ""),
+        shows_losses=shows_losses,
         notes=(*found, *_impossible_note(path, impossible)),
     )
 
@@ -318,7 +322,8 @@ def _array(path: Path, data: bytes, *, cpu: bool) -> Samples:
     for column in columns.values():
         column[failed] = np.nan
     if unread := int(np.count_nonzero(failed)):
-        notes.append(f"{path.name}: {plural(unread, 'entry').replace('ys', 'ies')} without memory at all: unknown")
+        entries_text = f"{unread:,} {'entry' if unread == 1 else 'entries'}"
+        notes.append(f"{path.name}: {entries_text} of failed queries (memory_total is 0): unknown")
     for quantity, count in unreadable.items():
         notes.append(f"{path.name}: {plural(count, 'value')} of {quantity} that are no numbers: unknown")
     shape = (len(lists), len(order))
@@ -347,6 +352,7 @@ def _array(path: Path, data: bytes, *, cpu: bool) -> Samples:
         cpu=cpu,
         notes=[*notes, *(f"{path.name}: {problem}" for problem in problems)],
         doubt=doubt,
+        shows_losses=doubt != SELECTED and not failed.any(),
     )
 
 
@@ -472,28 +478,21 @@ def _table(path: Path, data: bytes, *, cpu: bool) -> Samples:
     """Return the samples of a table with a column per GPU and quantity."""
     lines = data.decode("utf-8", "replace").replace("\0", "").splitlines()
     header = [name.strip() for name in lines[0].split(",")]
-    named = [
-        (at, match[1], CSV_NAMES.get(match[2]))
-        for at, name in enumerate(header)
-        if (match := CSV_COLUMN.fullmatch(name))
-    ]
-    found = [(at, int(index), quantity) for at, index, quantity in named if quantity]
-    if not found:
-        listed = ", ".join(header)
-        expected = ", ".join(csv_header([0], CSV_FIELDS))
-        raise _unknown(path, f"its columns are {listed[:200]}; expected {expected}, gpu1_power_w ...")
-    rows = [
-        cells for line in lines[1:] if len(cells := line.split(",")) == len(header) and time_of(cells[0]) is not None
-    ]
-    notes = []
-    if lost := len(lines) - 1 - len(rows):
-        notes.append(f"{path.name}: {plural(lost, 'incomplete line')} left out")
-    if not rows:
+    matches = [CSV_COLUMN.fullmatch(name) for name in header]
+    named = {at: (int(m[1]), CSV_NAMES[m[2]]) for at, m in enumerate(matches) if m and m[2] in CSV_NAMES}
+    if not named:
+        listed, expected = first_names(header, 12), ", ".join(csv_header([0], CSV_FIELDS))
+        raise _unknown(path, f"its columns are {listed}; expected {expected}, gpu1_power_w ...")
+    rows = [cells for line in lines[1:] if len(cells := line.split(",")) == len(header)]
+    timed = [(time, cells) for cells in rows if not math.isnan(time := _stamp(cells[0]))]
+    lost = len(lines) - 1 - len(timed)
+    notes = [f"{path.name}: {plural(lost, 'incomplete line')} left out"] if lost else []
+    if not timed:
         raise RecordError(f"{path} contains no sample", why="; ".join(notes))
-    columns = list(zip(*rows, strict=True))
-    indices = sorted({index for _, index, _ in found})
-    values = {name: np.full((len(rows), len(indices)), np.nan) for name in (*MEASURED, "memory_total")}
-    for at, index, quantity in found:
+    columns = list(zip(*(cells for _, cells in timed), strict=True))
+    indices = sorted({index for index, _ in named.values()})
+    values = {name: np.full((len(timed), len(indices)), np.nan) for name in (*MEASURED, "memory_total")}
+    for at, (index, quantity) in named.items():
         numbers, _ = _floats([cell if cell.strip() else None for cell in columns[at]])
         values[quantity][:, indices.index(index)] = numbers
     mark = f" {SIMULATED}" if CSV_SIMULATED in header else ""
@@ -501,6 +500,11 @@ def _table(path: Path, data: bytes, *, cpu: bool) -> Samples:
         _facts(_Gpu(gpu_name=f"GPU {index}{mark}"), index, values["memory_total"][:, place])
         for place, index in enumerate(indices)
     )
-    times = [time_of(cells[0]) for cells in rows]
     kept = {name: values[name] for name in MEASURED}
-    return _from_text(path, times, kept, devices, cpu=cpu, notes=notes)
+    return _from_text(path, [time for time, _ in timed], kept, devices, cpu=cpu, notes=notes)
+
+
+def _stamp(text: str) -> float:
+    """Return Unix s from ISO 8601 or from a number, NaN if it is neither."""
+    time = time_of(text)
+    return _number(text) if time is None else time

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from kmatrix.records.events import EventLine, PhaseLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, read_run_file_or_empty
 from kmatrix.report.gpu.energy import between, steps_of
-from kmatrix.report.gpu.load import CPU, MEASURED, QUANTITIES, SELECTED, Array, Samples
+from kmatrix.report.gpu.load import CPU, MEASURED, QUANTITIES, Array, DeviceFacts, Samples
 from kmatrix.report.gpu.recordings import Recording, RunRecordings, recordings_of
 from kmatrix.report.gpu.results import (
     Balance,
@@ -41,7 +42,7 @@ from kmatrix.report.gpu.results import (
     Training,
     Xid,
 )
-from kmatrix.report.gpu.spans import ENDING, PHASES, TRAINING, Trained, spans_of, trained_attempts, training_of
+from kmatrix.report.gpu.spans import ENDING, PHASES, SET_UP, TRAINING, Trained, spans_of, trained_attempts, training_of
 from kmatrix.report.metrics import Log
 from kmatrix.stats import complete_sum
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers, read_ranks
@@ -108,6 +109,7 @@ class _Node:
     devices: tuple[Device, ...]
     trained: tuple[MeasuredDevice, ...] | None  # over the training; None: unknown
     samples: int
+    hz: float | None
     seconds: float | None
     joules: float | None
     peak: float | None  # MiB
@@ -158,7 +160,7 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
     last = mine[-1].samples
     included = [one for one in mine if _kind(one.samples) == _kind(last)]
     same = [one for one in included if _identities(one.samples) == _identities(last)]
-    attempts = _attempts(folder, totals.last_times, is_first=node == 0)
+    attempts = attempts_of(folder, totals.last_times, is_first=node == 0)
     parts = [_part(one.samples, attempts, running=totals.running) for one in included]
     current = [part for one, part in zip(included, parts, strict=True) if one in same]
     notes = [note for one in included for note in one.samples.notes]
@@ -174,6 +176,7 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
         devices=devices,
         trained=trained if attempts and any(one.memory_used or one.utilization for one in trained) else None,
         samples=sum(len(part.samples) for part in parts),
+        hz=1 / float(np.median(np.diff(last.time))) if len(last) > 1 and last.time[-1] else None,
         seconds=math.fsum(seconds) if any(len(part.samples) > 1 for part in parts) else None,
         joules=complete_sum([_known(part.steps.sum()) if len(part.steps) else None for part in parts]),
         peak=max((peak for part in parts if (peak := _peak(part.samples)) is not None), default=None),
@@ -194,11 +197,11 @@ def _kind(samples: Samples) -> tuple[str, bool]:
     return samples.device_type, samples.simulated
 
 
-def _identities(samples: Samples) -> list[tuple[int, str]]:
-    return [(one.index, one.uuid) for one in samples.devices]
+def _identities(samples: Samples) -> list[tuple[int, str, str]]:
+    return [(one.index, one.uuid, one.name) for one in samples.devices]
 
 
-def _attempts(folder: RunDir, last_times: Mapping[int, float] | None, *, is_first: bool) -> list[Trained]:
+def attempts_of(folder: RunDir, last_times: Mapping[int, float] | None, *, is_first: bool) -> list[Trained]:
     """Return the attempts of a node by its log of phases. is_first: it has the log of metrics, too."""
     lines = decode_lines(folder.phases, PhaseLine)
     if not is_first:
@@ -228,6 +231,7 @@ def _devices(
     """
     last = parts[-1].samples
     is_cpu = last.device_type == CPU
+    may_be_lost = not is_cpu and last.shows_losses
     count = len(last.devices)
     whole: list[dict[str, Any]] = [{} for _ in range(count)]
     trained: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -247,9 +251,8 @@ def _devices(
     found: list[Device] = []
     notes: list[str] = []
     for at, facts in enumerate(last.devices):
-        number = facts.index if facts.rank is None or not is_cpu else facts.rank
-        label = f"{_unit(is_cpu)} {number}{f' on {host}' if host else ''}"
-        lost_at, lost_s = (None, 0.0) if is_cpu or last.doubt == SELECTED else _lost(parts, known, at)
+        label = label_of(facts, host, is_cpu=is_cpu)
+        lost_at, lost_s = _lost(parts, known, at) if may_be_lost else (None, 0.0)
         device = Device(
             label=label,
             gpu_index=facts.index,
@@ -269,7 +272,7 @@ def _devices(
         if lost_s and lost_at is None:
             unknown = "its energy and mean power are" if device.joules is None else "its mean power is"
             notes.append(f"{label} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest")
-        elif device.joules is None and device.power and lost_at is None and not is_cpu and last.doubt != SELECTED:
+        elif device.joules is None and device.power and device.power.count > 1 and not lost_s and may_be_lost:
             notes.append(f"{label} {NO_POWER} {last.gap_s:g} s: its energy is unknown")
         if lost_s:
             device = replaced(device, power=None)
@@ -280,6 +283,12 @@ def _devices(
         for one, its in zip(found, trained, strict=True)
     )
     return tuple(found), tuple(over_training), notes
+
+
+def label_of(facts: DeviceFacts, host: str, *, is_cpu: bool) -> str:
+    """Return the name of a device for a reader: "GPU 2", or "rank 0" on the CPU; with its host "GPU 2 on n1"."""
+    number = facts.index if facts.rank is None or not is_cpu else facts.rank
+    return f"{_unit(is_cpu)} {number}{f' on {host}' if host else ''}"
 
 
 def _add(found: dict[str, Statistics], quantity: str, values: Sequence[Array]) -> None:
@@ -342,7 +351,8 @@ def _gap_note(parts: Sequence[_Part]) -> list[str]:
         widths = np.diff(part.samples.time)
         for place in np.flatnonzero(widths > part.samples.gap_s):
             begin = part.samples.time[place]
-            if not any(first <= begin <= end for first, end in part.phases.get(ENDING, ())):
+            between_attempts = [*part.phases.get(SET_UP, ()), *part.phases.get(ENDING, ())]
+            if not any(first <= begin <= end for first, end in between_attempts):
                 gaps.append(float(widths[place]))
     return [f"nothing was recorded for {duration(math.fsum(gaps))} in {plural(len(gaps), 'gap')}"] if gaps else []
 
@@ -352,7 +362,7 @@ def _other_devices(one: Recording, *, is_included: bool) -> str:
     samples = one.samples
     names = Counter(device.name for device in samples.devices)
     devices = ", ".join(f"{plural(count, _unit(samples.device_type == CPU))} ({name})" for name, count in names.items())
-    recorded = f"an earlier attempt was recorded on {devices}, {samples.time[-1]:.0f} s in {one.evidence}"
+    recorded = f"an earlier attempt was recorded on {devices}, {samples.time[-1]:.0f} s in {Path(one.evidence).name}"
     if not is_included:
         return f"{recorded}: not included in these numbers"
     total = complete_sum([device.memory_total for device in samples.devices])
@@ -415,6 +425,7 @@ def _from_summary(folder: RunDir, summary: SummaryFile, host: str | None) -> _No
         devices=devices,
         trained=None,
         samples=summary.samples or 0,
+        hz=summary.hz_reached,
         seconds=summary.seconds,
         joules=complete_sum([device.joules for device in devices]),
         peak=summary.totals.memory_used_max,
@@ -525,8 +536,8 @@ def _combined(
         names="" if is_cpu else ", ".join(dict.fromkeys(device.gpu_name for device in devices)),
         simulated=first.simulated,
         samples=sum(one.samples for one in known),
-        hz_reached=first.samples / first.seconds if first.seconds else None,
-        energy_source=first.energy_source if joules is not None else None,
+        hz_reached=first.hz,
+        energy_source=first.energy_source if any(one.joules is not None for one in devices) else None,
         gpus=devices,
         totals=Totals(
             seconds=seconds,

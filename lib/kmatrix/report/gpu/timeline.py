@@ -1,0 +1,183 @@
+"""Thin the recordings of a run to columns of time, for figures: mean, lowest and highest value of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kmatrix.report.gpu.load import CPU, Array, DeviceFacts, Samples
+from kmatrix.report.gpu.measure import attempts_of, label_of
+from kmatrix.report.gpu.recordings import Recording, RunRecordings
+from kmatrix.report.gpu.spans import Span, spans_of
+
+COLUMNS = 180  # about one per 4 pixels of a figure
+MOST_LINES = 8  # devices that are drawn as lines; more are a band
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One quantity of one device, or of all, per column of time. NaN: no sample, or unknown."""
+
+    mean: Array
+    low: Array
+    high: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTimeline:
+    """One device over time."""
+
+    label: str  # "GPU 2 on n1", "rank 0", "mean of 64 GPUs"
+    memory_total: float | None = None  # MiB of a GPU; None for ranks, which share that of their machine
+    lanes: Mapping[str, Lane] = field(repr=False)  # by quantity; one that was never known is missing
+    recorded: npt.NDArray[np.bool_] = field(repr=False)  # (columns,), whether a recording with it was going on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """All recordings of a run, placed by the wall clocks of their machines."""
+
+    seconds: float  # length
+    centres: Array  # (columns,), s since the start of the first recording
+    devices: tuple[DeviceTimeline, ...]
+    spans: tuple[Span, ...]  # phases without training of the first node, within the timeline
+
+    def total(self, quantity: str) -> Array:
+        """Return the sum over the devices (columns,); NaN if one that was recorded is unknown, and in a gap."""
+        empty = np.full(len(self.centres), np.nan)
+        means = np.array([one.lanes[quantity].mean if quantity in one.lanes else empty for one in self.devices])
+        recorded = np.array([one.recorded for one in self.devices])
+        unknown = (recorded & np.isnan(means)).any(axis=0) | ~recorded.any(axis=0)
+        return np.where(unknown, np.nan, np.nansum(means, axis=0))
+
+
+def timeline_of(
+    found: RunRecordings,
+    quantities: Sequence[str],
+    columns: int = COLUMNS,
+    *,
+    last_times: Mapping[int, float] | None = None,
+    running: bool = False,
+) -> Timeline | None:
+    """Return the recordings of a run in columns of equal time; None without two samples.
+
+    last_times, running: as of `kmatrix.report.gpu.measure.TrainingTotals`.
+    Devices of the last attempt come first, those of others have the word "earlier" in their label.
+    """
+    placed = _placed(found.recordings)
+    length = max((begin + one.samples.time[-1] for one, begin in placed), default=0.0)
+    if not length:
+        return None
+    count = min(columns, max(len(one.samples) for one, _ in placed))
+    edges = np.linspace(0.0, length, count + 1)
+    newest = {one.node: set(one.samples.devices) for one, _ in placed}  # of each node, the last one stays
+    parts: dict[tuple[int, DeviceFacts], list[DeviceTimeline]] = {}
+    for one, begin in reversed(placed):
+        for facts, thinned in zip(one.samples.devices, _thinned(one, begin, quantities, edges), strict=True):
+            parts.setdefault((one.node, facts), []).append(thinned)
+    spans: list[Span] = []
+    if any(one.node == 0 for one, _ in placed) and (
+        attempts := attempts_of(found.folders[0], last_times, is_first=True)
+    ):
+        for one, begin in placed:
+            if one.node == 0:
+                spans += _within(spans_of(one.samples, attempts, running=running), one.samples, begin)
+    order = sorted(parts, key=lambda key: (key[1] not in newest[key[0]], key[0], key[1].index))
+    devices = tuple(_joined(parts[key], is_earlier=key[1] not in newest[key[0]]) for key in order)
+    return Timeline(seconds=length, centres=(edges[1:] + edges[:-1]) / 2, devices=devices, spans=tuple(spans))
+
+
+def banded(timeline: Timeline, quantity: str, unit: str) -> list[DeviceTimeline]:
+    """Return the lines of one quantity: each device, or of many their mean with the lowest and highest, and the worst.
+
+    The worst is the device whose mean is farthest from that of all.
+    """
+    known = [one for one in timeline.devices if quantity in one.lanes]
+    if len(known) <= MOST_LINES:
+        return known
+    with np.errstate(all="ignore"):
+        means = np.array([one.lanes[quantity].mean for one in known])
+        is_empty = np.isnan(means).all(axis=0)
+        means[:, is_empty] = 0.0
+        every = Lane(np.nanmean(means, axis=0), np.nanmin(means, axis=0), np.nanmax(means, axis=0))
+        for values in (every.mean, every.low, every.high):
+            values[is_empty] = np.nan
+        distance = np.abs(np.nanmean(np.where(is_empty, np.nan, means - every.mean), axis=1))
+    worst = known[int(np.nanargmax(distance))]
+    label = f"mean of {len(known)} {unit}s, lowest to highest"
+    recorded = ~is_empty
+    return [DeviceTimeline(label=label, lanes={quantity: every}, recorded=recorded), worst]
+
+
+def _placed(recordings: Sequence[Recording]) -> list[tuple[Recording, float]]:
+    """Return recordings with their begin, s since the first one: by the wall clock, in the order of each node."""
+    if not recordings:
+        return []
+    zero = min(float(one.samples.wall[0]) for one in recordings)
+    ends: dict[int, float] = {}  # node -> end of its recording before
+    found = []
+    for one in recordings:
+        begin = max(ends.get(one.node, 0.0), float(one.samples.wall[0]) - zero)
+        found.append((one, begin))
+        ends[one.node] = begin + float(one.samples.time[-1])
+    return found
+
+
+def _thinned(one: Recording, begin: float, quantities: Sequence[str], edges: Array) -> list[DeviceTimeline]:
+    """Return the devices of a recording in columns between edges (s). begin: of the recording (s)."""
+    samples, is_cpu = one.samples, one.samples.device_type == CPU
+    time, centres = samples.time + begin, (edges[1:] + edges[:-1]) / 2
+    firsts = np.searchsorted(time, edges[:-1])
+    is_empty = np.append(firsts[1:], len(time)) == firsts
+    # A column that just missed a sample shows the one before.
+    before = np.maximum(0, np.searchsorted(time, centres, side="right") - 1)
+    near = (time[before] <= centres) & (centres - time[before] <= max(samples.gap_s, edges[1] - edges[0]))
+    lanes: list[dict[str, Lane]] = [{} for _ in samples.devices]
+    for quantity in quantities:
+        if quantity not in samples.values:
+            continue
+        values = np.vstack(
+            [samples.values[quantity], np.full(len(samples.devices), np.nan)]
+        )  # the end of the last column
+        known = ~np.isnan(values)
+        number = np.add.reduceat(known, firsts, axis=0, dtype=float)
+        with np.errstate(invalid="ignore"):
+            mean = np.add.reduceat(np.where(known, values, 0.0), firsts, axis=0) / number
+        found = (mean, np.fmin.reduceat(values, firsts, axis=0), np.fmax.reduceat(values, firsts, axis=0))
+        for each in found:
+            each[is_empty] = np.where(near[:, None], values[before], np.nan)[is_empty]
+        for device in np.flatnonzero(known.any(axis=0)):
+            lanes[device][quantity] = Lane(*(each[:, device] for each in found))
+    return [
+        DeviceTimeline(
+            label=label_of(facts, one.host, is_cpu=is_cpu),
+            memory_total=None if is_cpu else facts.memory_total,
+            lanes=its,
+            recorded=~is_empty | near,
+        )
+        for facts, its in zip(samples.devices, lanes, strict=True)
+    ]
+
+
+def _joined(parts: Sequence[DeviceTimeline], *, is_earlier: bool) -> DeviceTimeline:
+    """Return a device of several recordings as one; where two are, the later one counts. parts: the last one first."""
+    lanes: dict[str, Lane] = {}
+    for quantity in dict.fromkeys(quantity for one in parts for quantity in one.lanes):
+        found, *earlier = (one.lanes[quantity] for one in parts if quantity in one.lanes)
+        for lane in earlier:
+            pairs = ((found.mean, lane.mean), (found.low, lane.low), (found.high, lane.high))
+            found = Lane(*(np.where(np.isnan(later), before, later) for later, before in pairs))
+        lanes[quantity] = found
+    label = f"{parts[0].label}, earlier attempt" if is_earlier else parts[0].label
+    recorded = np.logical_or.reduce([one.recorded for one in parts])
+    return DeviceTimeline(label=label, memory_total=parts[0].memory_total, lanes=lanes, recorded=recorded)
+
+
+def _within(spans: Sequence[Span], samples: Samples, begin: float) -> list[Span]:
+    """Return spans within a recording, on the time of the run. begin: of the recording (s)."""
+    last = float(samples.time[-1])
+    cut = (Span(one.phase, max(0.0, one.begin), min(last, one.end)) for one in spans)
+    return [Span(one.phase, one.begin + begin, one.end + begin) for one in cut if one.begin < one.end]
