@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from common import table
 
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, Rules
-from kmatrix.verdict.fixed import fixed_verdict
+from kmatrix.verdict.pairs import verdict_on
 from kmatrix.verdict.replay import replay
 
-RULES = Rules(seeds=tuple(range(10)))
+FIXED, RULES = Rules(), Rules(seeds=tuple(range(10)))
 SIZES = (2, 4, 8)  # configurations
 SPREADS = {2.0: 0.20, 4.0: 0.30}  # standard deviation of the true means, sigma -> goal: share of runs saved
 DIFFERENCES = (1.0, 2.0, 3.0)  # true ones of two configurations, sigma
@@ -56,7 +56,7 @@ def has_false_better(verdict: FamilyVerdict) -> bool:
 
 def fixed_share(matrices: Sequence[tuple[Matrix, dict[str, float]]], seeds: int) -> float:
     """Return the share of configurations that a fixed plan decides."""
-    right = sum(decided(fixed_verdict(first_seeds(losses, seeds), RULES), means) for losses, means in matrices)
+    right = sum(decided(verdict_on(first_seeds(losses, seeds), FIXED), means) for losses, means in matrices)
     return right / sum(len(means) - 1 for _, means in matrices)
 
 
@@ -84,7 +84,7 @@ def equal_ones(size: int, count: int, seed: int) -> list[object]:
         losses, _ = drawn(dice, size, 0.0)
         found = replay(losses, RULES)
         wrong += has_false_better(found.verdict)
-        wrong_fixed += has_false_better(fixed_verdict(first_seeds(losses, 6), RULES))
+        wrong_fixed += has_false_better(verdict_on(first_seeds(losses, 6), FIXED))
         runs.append(size * len(RULES.seeds) - found.unused)
     shares = [percent(wrong / count, count), percent(wrong_fixed / count, count)]
     return [size, *shares, "at most 5 %", f"{statistics.fmean(runs):.1f} of {size * len(RULES.seeds)}"]

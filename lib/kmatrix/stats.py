@@ -1,22 +1,26 @@
-"""Means and confidence intervals."""
+"""Means, confidence intervals, and Student's t distribution."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from kmatrix.records.decode import Record
 
 LEVEL = 0.95  # default level of confidence intervals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(Record, frozen=True, kw_only=True):
     """A confidence interval."""
 
-    low: float
-    high: float
-    level: float = LEVEL  # 0 to 1
+    low: Annotated[float, Meta(description="lower end, in the unit of the value")]
+    high: Annotated[float, Meta(description="upper end, in the unit of the value")]
+    level: Annotated[float, Meta(description="confidence, 0 to 1")] = LEVEL
 
 
 def complete_sum(values: Sequence[float | None]) -> float | None:
@@ -32,9 +36,15 @@ def mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
 
 
+def sample_variance(values: Sequence[float]) -> float:
+    """Return the sample variance (n - 1) of at least two values."""
+    centre = math.fsum(values) / len(values)
+    return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+
+
 def sample_deviation(values: Sequence[float]) -> float | None:
     """Return the sample standard deviation (n - 1), or None for fewer than two values."""
-    return statistics.stdev(values) if len(values) > 1 else None
+    return math.sqrt(sample_variance(values)) if len(values) > 1 else None
 
 
 def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
@@ -46,15 +56,26 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval | N
     deviation = sample_deviation(values)
     if deviation is None:
         return None
-    half = critical_t(level, len(values) - 1) * deviation / math.sqrt(len(values))
+    half = critical((1 - level) / 2, len(values) - 1) * deviation / math.sqrt(len(values))
     centre = mean(values)
     return Interval(low=centre - half, high=centre + half, level=level)
 
 
-def critical_t(level: float, freedom: float) -> float:
-    """Return the t with P(|T| <= t) = level, T following Student's t with `freedom` degrees of freedom."""
-    if not 0 < level < 1 or freedom <= 0:
-        raise ValueError(f"level {level} not in 0..1, or degrees of freedom {freedom} not above 0")
+def lower_tail(t: float, freedom: float) -> float:
+    """Return P(T <= t), T following Student's t with `freedom` degrees of freedom."""
+    return float(_distribution()(freedom, t))
+
+
+@lru_cache(maxsize=65536)
+def critical(p: float, freedom: float) -> float:
+    """Return the t with P(T > t) = p, T following Student's t with `freedom` degrees of freedom."""
     from scipy.special import stdtrit
 
-    return -float(stdtrit(freedom, (1 - level) / 2))
+    return -float(stdtrit(freedom, p))
+
+
+@lru_cache(maxsize=1)
+def _distribution() -> Any:
+    from scipy.special import stdtr  # an import statement would cost as much as a call
+
+    return stdtr

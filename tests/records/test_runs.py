@@ -165,9 +165,6 @@ def test_adjustments_of_the_trainer_are_read():
         {"seeds": list(range(101))},
         {"seeds_min": 1},
         {"seeds_min": 101},
-        {"raised": [2**53]},  # as many looks: a table that never ends
-        {"raised": [0]},
-        {"raised": [5] * 101},
         {"min_difference": -0.1},
         {"baseline": {"optimizer": 3}},
         [],
@@ -179,7 +176,7 @@ def test_rules_that_no_matrix_has_are_damage(damaged):
 
 
 def test_the_widest_rules_are_read():
-    rules = {"seeds_auto": True, "seeds": [*range(99), 2**31 - 1], "seeds_min": 100, "raised": [4], "confidence": 0.5}
+    rules = {"seeds_auto": True, "seeds": [*range(99), 2**31 - 1], "seeds_min": 100, "confidence": 0.5}
     assert parse({"verdict": {**rules, "future": 1}}, Plan).verdict == VerdictRules(
-        seeds_auto=True, seeds=(*range(99), 2**31 - 1), seeds_min=100, raised=(4,), confidence=0.5
+        seeds_auto=True, seeds=(*range(99), 2**31 - 1), seeds_min=100, confidence=0.5
     )

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from kmatrix.records.files import read_json
 from kmatrix.report.analysis import analyse
-from kmatrix.report.formats import results_json
 from kmatrix.report.write import write_summary
-from records_factory import FakeRun, make_matrix, runs_with_seeds
+from records_factory import FakeRun, make_matrix
 
 ORIGINAL_KEYS = {"test_id", "model", "optimizer", "pruning", "target_sparsity", "elapsed_time", "success"}
 OUR_KEYS = {"run_id", "status", "reason", "axes", "tokens", "tokens_per_second", "mfu", "joules", "joules_per_token"}
@@ -60,15 +59,3 @@ def test_results_json_has_the_validation_curve_and_the_origin_of_the_numbers(tmp
     assert run["evidence"] == "gpt2_adamw_1cpu/result.json"
     assert {len(column) for column in run["val"].values()} == {11}
     assert run["val"]["step"][-1] == 100
-
-
-def test_results_json_of_a_large_family_lists_the_first_pairs_and_their_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(results_json, "MOST_LISTED", 4)
-    losses = {"muon": [3.21, 3.22], "adamw": [3.23, 3.25], "adam": [3.26, 3.27], "sgd": [3.28, 3.31]}
-    runs = [run for name, values in losses.items() for run in runs_with_seeds(2, values, optimizer=name)]
-    results, _ = read_results(make_matrix(tmp_path, runs))
-    (ranking,) = results["rankings"]
-    assert ranking["family_size"] == 6
-    pairs = [(pair["a"].partition(",")[0], pair["b"].partition(",")[0]) for pair in ranking["pairs"]]
-    assert pairs == [("muon", "adamw"), ("muon", "adam"), ("muon", "sgd"), ("adamw", "adam")]
-    assert len(ranking["comparisons"]) == 3

@@ -54,7 +54,7 @@ MATRICES = {
     ),
     "adaptive": (
         runs_with_seeds(3, ADAMW) + runs_with_seeds(3, MUON, optimizer="muon"),
-        {"planned": seeds(3) + seeds(3, optimizer="muon"), "verdict": AUTO | {"raised": [4]}},
+        {"planned": seeds(3) + seeds(3, optimizer="muon"), "verdict": AUTO},
     ),
     "running": (
         [FakeRun(), FakeRun(optimizer="muon", status="running", stop_at=30, result=False)],
@@ -119,7 +119,6 @@ def test_adaptive_seeds_are_in_the_results(tmp_path):
     results = results_of(make_matrix(tmp_path, runs, **fields))
     (ranking,) = results["rankings"]
     assert ranking["seeds_auto"]["seeds_max"] == 6
-    assert ranking["seeds_auto"]["spent_error"] > 0.05
     assert ranking["comparisons"][0]["method"] == "paired by seed, sequential"
     assert len(results["reserve"]) + ranking["seeds_auto"]["wanted"] == 6
 

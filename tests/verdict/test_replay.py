@@ -8,8 +8,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmatrix.verdict.adaptive import adaptive_verdict
 from kmatrix.verdict.family import NoMoreSeeds, PairOutcome, Rules
+from kmatrix.verdict.pairs import verdict_on
 from kmatrix.verdict.replay import replay
 
 TEN = Rules(seeds=tuple(range(1, 11)))
@@ -67,7 +67,7 @@ def test_a_runner_that_only_asks_for_verdicts_spends_the_same_seeds(number, k, m
     seeds = dict.fromkeys(losses, 3)
     while True:
         table = {name: {seed: losses[name][seed] for seed in range(1, seeds[name] + 1)} for name in losses}
-        verdict = adaptive_verdict(table, rules)
+        verdict = verdict_on(table, rules)
         more = set()
         for pair in verdict.pairs[: k - 1]:
             if pair.outcome is PairOutcome.OPEN and pair.no_more is None:
@@ -86,7 +86,7 @@ def test_a_runner_that_only_asks_for_verdicts_spends_the_same_seeds(number, k, m
 
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from([None, 2.0]))
-def test_a_raised_maximum_and_an_added_configuration_give_the_verdict_of_a_matrix_that_had_them(number, k, margin):
+def test_further_seeds_and_an_added_configuration_give_the_verdict_of_a_matrix_that_had_them(number, k, margin):
     """6 seeds of k - 1 configurations were run first, in any order; then come the other one and further seeds."""
     dice = random.Random(number)
     losses = matrix(dice, k)
@@ -101,23 +101,15 @@ def test_a_raised_maximum_and_an_added_configuration_give_the_verdict_of_a_matri
 def test_a_round_that_has_not_ended_is_not_looked_at():
     rows = {"a": (3.10, 3.12, 3.11, 3.10), "b": (3.12, 3.11, 3.14)}
     found = replay({name: dict(enumerate(row, start=1)) for name, row in rows.items()}, TEN)
-    assert (found.wanted, found.rounds) == ({("b", 4)}, (3,))
-    assert found.verdict.pairs[0].looks == (3,)
-
-
-def test_a_maximum_that_was_lowered_ignores_what_ran_before():
-    dice = random.Random(3)
-    losses = {name: {seed: dice.gauss(3.28, 0.01) for seed in range(1, 11)} for name in "ab"}
-    found = replay(losses, Rules(seeds=(1, 2, 3, 4)))
-    assert (found.rounds, found.unused) == ((3, 4), 12)
-    assert found.verdict.pairs[0].no_more is NoMoreSeeds.MAXIMUM
+    assert (found.wanted, found.rounds) == ((("b", 4),), (3,))
+    assert found.verdict.pairs[0].seeds == (1, 2, 3)
 
 
 def test_fewer_seeds_than_the_first_look_are_all_run_and_never_looked_at():
     rules = Rules(seeds=(1, 2), seeds_min=3)
     assert len(replay({"a": {}, "b": {}}, rules).wanted) == 4
     found = replay({"a": {1: 1.0, 2: 1.1}, "b": {1: 9.0, 2: 9.2}}, rules)
-    assert (found.wanted, found.rounds) == (frozenset(), (2,))
+    assert (found.wanted, found.rounds) == ((), (2,))
     assert found.verdict.pairs[0].no_more is NoMoreSeeds.MAXIMUM
 
 
@@ -134,7 +126,7 @@ def test_a_tie_is_equivalent_only_once_it_fits_into_the_margin():
     """A margin between those that nine and ten seeds reach: "equivalent" at the last seed, or open if it never fits."""
     seeds = tuple(range(10))
     parts = [{name: {seed: row[seed] for seed in range(n)} for name, row in tie(0.0).items()} for n in (9, 10)]
-    nine, ten = (adaptive_verdict(part, Rules(seeds=seeds)).pairs[0].margin for part in parts)
+    nine, ten = (verdict_on(part, Rules(seeds=seeds)).pairs[0].margin for part in parts)
     assert ten < nine
     rules = Rules(seeds=seeds, min_difference=(nine + ten) / 2)
     found = replay(tie(0.0), rules)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kmatrix.stats import critical, lower_tail
 from kmatrix.verdict import sequential
-from kmatrix.verdict.adaptive import error_spent
+from kmatrix.verdict.power import detectable_shift, power
 from kmatrix.verdict.sequential import boundary, crossing, crossing_table, level, weight
-from kmatrix.verdict.student import critical, detectable_shift, lower_tail, power
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))
 
@@ -79,11 +79,3 @@ def test_power_agrees_with_scipy_where_scipy_is_right():
 
 def test_the_distribution_of_t_has_its_closed_form_with_two_degrees_of_freedom():
     assert lower_tail(-3.0, 2) == pytest.approx(0.5 - 3 / (2 * math.sqrt(11)), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("maxima", "percent"),
-    [((6, 10), 6.9), ((6, 12), 7.3), ((8, 12), 6.56), ((10, 16), 6.7), ((10, 10), 5.0), ((10,), 5.0), ((10, 6), 6.9)],
-)
-def test_raising_the_maximum_spends_more_than_the_level(maxima, percent):
-    assert 100 * error_spent(maxima) == pytest.approx(percent, abs=0.05)

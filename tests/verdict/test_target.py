@@ -14,54 +14,54 @@ from kmatrix.verdict.family import Rules
 from kmatrix.verdict.target import Reach, below_target, reach
 
 VECTOR = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))["target"]
-RULES = Rules(seeds=tuple(range(1, 11)))
+FIXED, TEN = Rules(), Rules(seeds=tuple(range(1, 11)))
 
 
 def numbered(values):
     return dict(enumerate(values, start=1))
 
 
-@pytest.mark.parametrize(("adaptive", "key"), [(False, "p_below"), (True, "sequential_p_below")])
-def test_p_is_that_of_the_vector(adaptive, key):
+@pytest.mark.parametrize(("rules", "key"), [(FIXED, "p_below"), (TEN, "sequential_p_below")])
+def test_p_is_that_of_the_vector(rules, key):
     losses = {"a": numbered(VECTOR["losses"])}
-    found = below_target(losses, VECTOR["target"], RULES, adaptive=adaptive)["a"]
+    found = below_target(losses, VECTOR["target"], rules)["a"]
     assert found.p == pytest.approx(VECTOR[key], rel=1e-10)
     assert (found.p_holm, found.seeds, found.is_below) == (found.p, 6, True)
 
 
 def test_p_is_corrected_for_the_number_of_configurations():
     losses = {"a": numbered(VECTOR["losses"]), "b": numbered([3.30, 3.31, 3.32]), "c": {}}
-    found = below_target(losses, VECTOR["target"], RULES, adaptive=False)
+    found = below_target(losses, VECTOR["target"], FIXED)
     assert found["a"].p_holm == pytest.approx(3 * VECTOR["p_below"])
     assert (found["b"].is_below, found["b"].p > 0.9) == (False, True)
     assert (found["c"].p, found["c"].reason) == (None, "no loss")
-    found = below_target(losses, VECTOR["target"], Rules(seeds=RULES.seeds, confidence=0.99), adaptive=False)
+    found = below_target(losses, VECTOR["target"], Rules(confidence=0.99))
     assert not found["a"].is_below
 
 
 def test_a_configuration_that_diverged_has_no_p():
-    found = below_target({"a": numbered([3.1, 3.11, 3.12, math.nan])}, 3.28, RULES, adaptive=False)["a"]
+    found = below_target({"a": numbered([3.1, 3.11, 3.12, math.nan])}, 3.28, FIXED)["a"]
     assert (found.p, found.is_below, found.diverged) == (None, False, 1)
     assert found.reason == "diverged in 1 of 4 runs"
 
 
 def test_adaptive_seeds_count_up_to_the_first_that_is_to_come():
     losses = {"a": {1: 3.1, 2: 3.11, 4: math.inf, 5: 3.0}}
-    found = below_target(losses, 3.28, RULES, adaptive=True)["a"]
+    found = below_target(losses, 3.28, TEN)["a"]
     assert (found.seeds, found.diverged, found.reason) == (2, 0, "2 seeds: the first look is after 3")
 
 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ([3.1], "one seed: not significant"),
         ([None, None], "no loss"),
         ([3.1, 3.1, 3.1], "all seeds have the same loss: they count as one seed"),
     ],
 )
 def test_losses_without_a_test_have_a_reason(values, reason):
-    for adaptive in (False, True):
-        found = below_target({"a": numbered(values)}, 3.28, RULES, adaptive=adaptive)["a"]
+    assert below_target({"a": {1: 3.1}}, 3.28, FIXED)["a"].reason == "one seed: not significant"
+    for rules in (FIXED, TEN):
+        found = below_target({"a": numbered(values)}, 3.28, rules)["a"]
         assert (found.p, found.p_holm, found.reason) == (None, None, reason)
 
 

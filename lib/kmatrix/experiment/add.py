@@ -17,6 +17,8 @@ from kmatrix.records import matrix as records
 from kmatrix.records.decode import replaced
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import VerdictRules
+from kmatrix.status.fold import is_over
+from kmatrix.status.look import look
 from kmatrix.text import first_names
 
 
@@ -73,19 +75,25 @@ def _merged(record: records.Plan, assignments: Mapping[str, str], options: Colle
 
 
 def _rules_with(matrix: MatrixDir, former: VerdictRules, now: VerdictRules) -> VerdictRules:
-    """Return the rules of a matrix after an addition: its own, perhaps with more seeds.
+    """Return the rules of a matrix after an addition: its own, with more seeds if no run has ended.
 
     Raises ConfigError for other rules: a rule that is chosen after the first losses decides nothing.
     """
-    kept = replaced(now, seeds=now.seeds[: len(former.seeds)], raised=former.raised)
+    kept = replaced(now, seeds=now.seeds[: len(former.seeds)])
     if kept != former:
         other = [name for name in former.__struct_fields__ if getattr(kept, name) != getattr(former, name)]
         raise ConfigError(
             f"{matrix.name} compares its losses by other rules: {', '.join(other)}",
             why="rules are fixed before the first run",
-            hint="only MATRIX_SEEDS_MAX can be raised; start a new matrix, whose finished runs are reused",
+            hint="start a new matrix with `make test-matrix`; its finished runs are reused where they are equal",
         )
-    return former if now.seeds == former.seeds else replaced(now, raised=(*former.raised, len(former.seeds)))
+    if now.seeds != former.seeds and any(map(is_over, look(matrix.path).states.values())):
+        raise ConfigError(
+            f"MATRIX_SEEDS_MAX of {matrix.name} cannot be raised: runs have ended",
+            why="further looks at losses that are known spend more than the error of MATRIX_CONFIDENCE",
+            hint=f"start a new matrix with `make test-matrix MATRIX_SEEDS_MAX={len(now.seeds)}`",
+        )
+    return now
 
 
 def add_runs(

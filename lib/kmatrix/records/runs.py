@@ -146,8 +146,6 @@ class VerdictRules(Record, frozen=True, kw_only=True):
     # Of seeds_auto, in the order in which they run. Each is a look at the losses, which the error counts.
     seeds: Annotated[tuple[Annotated[int, Meta(ge=0, le=LARGEST_SEED)], ...], Meta(max_length=MOST_SEEDS)] = ()
     seeds_min: Annotated[int, Meta(ge=2, le=MOST_SEEDS)] = 3  # of every configuration
-    # Former numbers of seeds, if the maximum was raised after runs had started.
-    raised: Annotated[tuple[Annotated[int, Meta(ge=1, le=MOST_SEEDS)], ...], Meta(max_length=MOST_SEEDS)] = ()
     confidence: Annotated[float, Meta(ge=0.5, le=0.9999)] = 0.95  # of all comparisons of a ranking together
     min_difference: Amount | None = None  # nats/token
     baseline: dict[str, str] = field(default_factory=dict)  # axis label -> value; empty: all pairs

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from kmatrix.records.decode import as_json, replaced
 from kmatrix.records.matrix import read_plan, run_files
 from kmatrix.records.paths import MatrixDir, RunDir
 from kmatrix.records.runs import RunFile, Status, VerdictRules
@@ -29,8 +30,9 @@ from kmatrix.report.reproduction import changes
 from kmatrix.stats import mean
 from kmatrix.status.wanted import SEED_AXIS
 from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, signed, table, wrap
-from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, PairVerdict, Rules
-from kmatrix.verdict.fixed import FixedTest, corrected, tested
+from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, Rules
+from kmatrix.verdict.family import Pair as PairVerdict
+from kmatrix.verdict.pairs import Evidence, corrected, described, tested
 
 FINAL_LOSS = "final loss"
 AxisValues = tuple[tuple[str, str], ...]  # (axis, value) pairs that identify a configuration
@@ -65,14 +67,14 @@ class ComparedRow:
     metric: ComparedMetric
     base: float | None  # mean over seeds
     new: float | None  # mean over seeds
-    test: FixedTest | None = None  # new - base; None if either is unknown
+    test: Evidence | None = None  # new - base; None if either is unknown
     corrected: PairVerdict | None = None  # Holm-corrected for the number of configurations; None without a test
     measured_differently: str = ""  # property that makes the two losses incomparable, e.g. "data"
 
     @property
     def verdict(self) -> PairVerdict | None:
         """Return the difference new - base. Its outcome assumes that lower is better."""
-        return self.corrected or (self.test.pair if self.test else None)
+        return self.corrected or (described(self.test, Rules()) if self.test else None)
 
     @property
     def p(self) -> float | None:
@@ -84,7 +86,7 @@ class ComparedRow:
         """True if there is a p, or all differences by seed are 0, which needs none."""
         if self.p is not None:
             return True
-        found = None if self.measured_differently or self.test is None else self.test.pair
+        found = None if self.measured_differently else self.test
         return found is not None and found.difference == 0 and len(found.seeds) > 1
 
     @property
@@ -200,7 +202,7 @@ def compare_runs(base: RunSet, new: RunSet, neutral: Collection[str] = (), *, on
     in_base, in_new = _configurations(base, axes), _configurations(new, axes)
     names = _names([*in_base.items(), *in_new.items()])
     common = [key for key in in_base if key in in_new]
-    rules = Rules(seeds=(), confidence=base.rules.confidence, min_difference=base.rules.min_difference)
+    rules = Rules(confidence=base.rules.confidence, min_difference=base.rules.min_difference)
     pairs = _with_corrected_p([_pair(names[key], in_base[key], in_new[key], rules) for key in common], rules)
     return ComparedRuns(
         base=base,
@@ -294,11 +296,11 @@ def _with_corrected_p(pairs: Sequence[ConfigurationPair], rules: Rules) -> tuple
             place: row.test
             for place, pair in enumerate(pairs)
             for row in pair.rows
-            if row.metric is metric and row.test and row.test.pair.p is not None and not row.measured_differently
+            if row.metric is metric and row.test and row.test.p is not None and not row.measured_differently
         }
         # The margin is one of losses.
-        own = rules if metric.is_loss else replace(rules, min_difference=None)
-        verdicts = corrected(list(tests.values()), own, len(tests))
+        own = rules if metric.is_loss else replaced(rules, min_difference=None)
+        verdicts = corrected(list(tests.values()), own)
         found |= {(place, metric.name): verdict for place, verdict in zip(tests, verdicts, strict=True)}
     return tuple(
         replace(pair, rows=tuple(replace(row, corrected=found.get((place, row.metric.name))) for row in pair.rows))
@@ -388,7 +390,7 @@ def _row_json(row: ComparedRow) -> dict[str, Any]:
         "base": row.base,
         "new": row.new,
         "difference": verdict.difference if verdict else None,
-        "interval": asdict(comparable.interval) if comparable and comparable.interval else None,
+        "interval": as_json(comparable.interval) if comparable else None,
         "p": row.p,
         "word": outcome_word(row.outcome, row.verdict.method if row.verdict else Method.NONE),
         "method": (str(comparable.method) or None) if comparable else None,
@@ -397,12 +399,8 @@ def _row_json(row: ComparedRow) -> dict[str, Any]:
         "detectable": comparable.detectable if comparable else None,
         "more_seeds": comparable.more_seeds if comparable else None,
         "deviation": comparable.deviation if comparable else None,
-        "level": comparable.level if comparable else None,
-        "share_removed": comparable.share_removed if comparable else None,
-        "sign_flip_p": comparable.sign_flip_p if comparable else None,
         "margin": comparable.margin if comparable else None,
         "no_more": None if comparable is None or comparable.no_more is None else str(comparable.no_more),
-        "looks": list(comparable.looks) if comparable else [],
         "reason": reason or (verdict.reason if verdict else "only one side has it"),
     }
 

@@ -19,7 +19,8 @@ from kmatrix.stats import LEVEL, Interval, mean, mean_interval, sample_deviation
 from kmatrix.status.alerts import Alert
 from kmatrix.status.fold import end_of
 from kmatrix.status.wanted import SeedEnd
-from kmatrix.verdict.family import FamilyVerdict, PairOutcome, PairVerdict, Replay
+from kmatrix.verdict.family import FamilyVerdict, PairOutcome, Replay
+from kmatrix.verdict.family import Pair as PairVerdict
 
 GPUS_AXIS = "gpus"
 PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
@@ -247,8 +248,6 @@ class Ranking:
     replay: Replay | None = None  # of adaptive seeds
     costs: tuple[CostDifference, ...] = ()  # of the two configurations that the verdict names first
     without_result: tuple[GroupNumbers, ...] = ()  # of the family: some runs are over, and none has a loss
-    raised: tuple[int, ...] = ()  # former maxima of adaptive seeds, if it was raised after runs had started
-    spent_error: float | None = None  # probability of a false "better" if the maximum was raised
 
     @property
     def main_pair(self) -> PairVerdict | None:

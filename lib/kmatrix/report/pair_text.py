@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kmatrix.stats import Interval
-from kmatrix.text import UNKNOWN, first_names, plural, signed
-from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, PairOutcome, PairVerdict
+from kmatrix.text import UNKNOWN, plural, signed
+from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, PairOutcome
+from kmatrix.verdict.family import Pair as PairVerdict
 
 DIGITS = 4  # least decimals of a loss and of a difference of losses
 MOST_DIGITS = 8
 MARGIN_DIGITS = 6  # significant digits of MATRIX_MIN_DIFFERENCE, which a user typed
-MOST_LOOKS = 12  # listed
 
 
 class PartKind(StrEnum):
@@ -138,8 +138,7 @@ def method_text(pair: PairVerdict) -> str:
         case Method.PAIRED:
             return f"paired over {seeds} (Student's t)"
         case Method.SEQUENTIAL:
-            looks = first_names(map(str, pair.looks), MOST_LOOKS)
-            return f"paired over {seeds} (group-sequential t, looked at after {looks} seeds)"
+            return f"paired over {seeds} (group-sequential t)"
         case Method.WELCH:
             return "Welch's test, not paired"
         case Method.NONE:
@@ -173,20 +172,6 @@ def outcome_word(outcome: PairOutcome, method: Method) -> str:
 def other_side(outcome: PairOutcome) -> PairOutcome:
     """Return what an outcome about a says about b."""
     return {PairOutcome.BETTER: PairOutcome.WORSE, PairOutcome.WORSE: PairOutcome.BETTER}.get(outcome, outcome)
-
-
-def mirrored_pair(pair: PairVerdict) -> PairVerdict:
-    """Return the same verdict as one about b, compared with a."""
-    interval = pair.interval
-    return replace(
-        pair,
-        a=pair.b,
-        b=pair.a,
-        outcome=other_side(pair.outcome),
-        difference=None if pair.difference is None else -pair.difference,
-        interval=None if interval is None else replace(interval, low=-interval.high, high=-interval.low),
-        diverged=pair.diverged[::-1],
-    )
 
 
 def pair_sentence(pair: PairVerdict, family: FamilyVerdict, unit: str) -> Parts:

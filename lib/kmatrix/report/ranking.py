@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kmatrix.records.decode import replaced
 from kmatrix.records.matrix import Plan
 from kmatrix.records.runs import Status, VerdictRules
 from kmatrix.report.numbers import (
@@ -28,9 +29,9 @@ from kmatrix.status.wanted import (
     has_adaptive_seeds,
 )
 from kmatrix.text import plural
-from kmatrix.verdict.adaptive import adaptive_verdict, error_spent
-from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, PairVerdict, Replay, Rules
-from kmatrix.verdict.fixed import fixed_verdict, tested
+from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, Replay, Rules
+from kmatrix.verdict.family import Pair as PairVerdict
+from kmatrix.verdict.pairs import tested, verdict_on
 
 # Losses are comparable only if these attributes of RunNumbers are equal.
 MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
@@ -171,7 +172,7 @@ def rankings_of(
     for family, replay in zip(families, replays, strict=True):
         names = _group_of_each(family, group_of)
         shown = {name: group.name for name, group in names.items()}
-        verdict = fixed_verdict(family.losses(ends), family.rules) if replay is None else replay.verdict
+        verdict = verdict_on(family.losses(ends), family.rules) if replay is None else replay.verdict
         if replay is not None and replay.wanted and spent:
             verdict = without_budget(verdict)
         if replay is not None:
@@ -181,14 +182,7 @@ def rankings_of(
         if not ranked or not members[0].data_sha256:
             continue
         ranking = _ranking(members[0].data_sha256, members, _renamed(verdict, shown), reserve)
-        found.append(
-            replace(
-                ranking,
-                replay=replay,
-                spent_error=_spent_error(rules, family.rules),
-                raised=rules.raised,
-            )
-        )
+        found.append(replace(ranking, replay=replay))
     return Rankings(rankings=(*found, *_rankings_by_text(groups, rules)), reserve=reserve)
 
 
@@ -197,9 +191,9 @@ def without_budget(verdict: FamilyVerdict) -> FamilyVerdict:
 
     def pair_without(pair: PairVerdict) -> PairVerdict:
         ended = pair.outcome is PairOutcome.OPEN and pair.no_more is None
-        return replace(pair, no_more=NoMoreSeeds.BUDGET) if ended else pair
+        return replaced(pair, no_more=NoMoreSeeds.BUDGET) if ended else pair
 
-    return replace(verdict, pairs=tuple(pair_without(pair) for pair in verdict.pairs))
+    return replaced(verdict, pairs=tuple(pair_without(pair) for pair in verdict.pairs))
 
 
 def _group_of_each(family: Family, group_of: Mapping[str, GroupNumbers]) -> dict[str, GroupNumbers]:
@@ -223,19 +217,12 @@ def _renamed(verdict: FamilyVerdict, names: Mapping[str, str]) -> FamilyVerdict:
     """Return a verdict with the names that the report gives to its configurations."""
     baseline = verdict.rules.baseline
     return FamilyVerdict(
-        rules=replace(verdict.rules, baseline=None if baseline is None else names[baseline]),
+        rules=replaced(verdict.rules, baseline=None if baseline is None else names[baseline]),
         reference=names[verdict.reference],
         means={names[name]: value for name, value in verdict.means.items()},
-        pairs=tuple(replace(pair, a=names[pair.a], b=names[pair.b]) for pair in verdict.pairs),
+        pairs=tuple(replaced(pair, a=names[pair.a], b=names[pair.b]) for pair in verdict.pairs),
         diverged={names[name]: number for name, number in verdict.diverged.items()},
     )
-
-
-def _spent_error(rules: VerdictRules, own: Rules) -> float | None:
-    """Return the probability of a false "better" if the maximum of adaptive seeds was raised, else None."""
-    if not rules.seeds_auto or not rules.raised:
-        return None
-    return error_spent([*rules.raised, len(own.seeds)], rules.seeds_min, rules.confidence)
 
 
 def _rankings_by_text(groups: Sequence[GroupNumbers], rules: VerdictRules) -> Iterable[Ranking]:
@@ -249,33 +236,27 @@ def _rankings_by_text(groups: Sequence[GroupNumbers], rules: VerdictRules) -> It
     for members in by_text.values():
         if len({group.runs[0].tokenizer for group in members}) > 1:
             verdict = _verdict_by_text(members, rules)
-            yield replace(
-                _ranking("", members, verdict),
-                metric=BITS,
-                notes=(SAMPLED,),
-                spent_error=_spent_error(rules, verdict.rules),
-                raised=rules.raised,
-            )
+            yield replace(_ranking("", members, verdict), metric=BITS, notes=(SAMPLED,))
 
 
 def _verdict_by_text(members: Sequence[GroupNumbers], rules: VerdictRules) -> FamilyVerdict:
     """Return the verdict on groups by bits per byte. The margin and the baseline are those of losses per token."""
     if not (rules.seeds_auto and rules.seeds):
         losses = {group.name: dict(group.losses) for group in members}
-        return fixed_verdict(losses, Rules(seeds=(), confidence=rules.confidence))
+        return verdict_on(losses, Rules(confidence=rules.confidence))
     # The rankings by loss chose the number of seeds, by differences that are here, too: a test of a fixed number would
     # call equal configurations different in 8 % of the matrices. A sequential p holds whenever the seeds end.
-    verdict = adaptive_verdict(
+    verdict = verdict_on(
         {group.name: _outcomes(group) for group in members},
         Rules(seeds=rules.seeds, seeds_min=rules.seeds_min, confidence=rules.confidence),
     )
     pairs = (
-        replace(pair, no_more=NoMoreSeeds.OTHER_RANKING)
+        replaced(pair, no_more=NoMoreSeeds.OTHER_RANKING)
         if pair.outcome is PairOutcome.OPEN and pair.no_more is None
         else pair
         for pair in verdict.pairs
     )
-    return replace(verdict, pairs=tuple(pairs))
+    return replaced(verdict, pairs=tuple(pairs))
 
 
 def _outcomes(group: GroupNumbers) -> dict[int, float | None]:
@@ -343,4 +324,4 @@ def _cost(run: RunNumbers, quantity: CostQuantity) -> float | None:
 def _welch_p(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return the two-sided p of Welch's test, None if there is none: costs of equal seeds are not paired."""
     numbered = dict(enumerate(a)), dict(enumerate(b, start=len(a)))
-    return tested(("a", "b"), *numbered, Rules(seeds=())).pair.p
+    return tested(("a", "b"), *numbered, Rules()).p

@@ -24,7 +24,7 @@ from kmatrix.report.numbers import (
     SettingOrigin,
     gpu_runs,
 )
-from kmatrix.report.pair_text import digits_for, mirrored_pair, outcome_word, p_text, percent_text, signed_text
+from kmatrix.report.pair_text import digits_for, outcome_word, p_text, percent_text, signed_text
 from kmatrix.report.ranking import short
 from kmatrix.report.sentences.alerts import by_subject, worst
 from kmatrix.report.sentences.rankings import CORE_NOISE, no_result_text
@@ -45,7 +45,8 @@ from kmatrix.text import (
     time_of_day,
     wrap,
 )
-from kmatrix.verdict.family import PairOutcome, PairVerdict
+from kmatrix.verdict.family import Pair as PairVerdict
+from kmatrix.verdict.family import PairOutcome
 
 Section = tuple[str, Sequence[str]]  # title, lines
 Span = tuple[float, float]  # begin, end: Unix seconds
@@ -228,7 +229,7 @@ def _ranking(ranking: Ranking) -> Iterator[str]:
     reference = "leader" if family.rules.baseline is None else "baseline"
     pairs = ranking.pairs_by_name
     rows = [
-        [*_ranking_cells(place, group), _difference(mirrored_pair(pair), ranking) if pair else reference]
+        [*_ranking_cells(place, group), _difference(pair.mirrored(), ranking) if pair else reference]
         for place, group in enumerate(ranking.groups, start=1)
         for pair in [pairs.get(group.name)]
     ]

@@ -170,9 +170,9 @@ def _reach(runs: Sequence[TargetRun], quantity: str) -> Reach:
 
 def _tests(groups: Sequence[GroupNumbers], value: float, ranking: Ranking | None) -> dict[str, TargetTest]:
     """Return the test of each group, corrected for the number of configurations in its family."""
-    rules = ranking.verdict.rules if ranking else Rules(seeds=())
+    rules = ranking.verdict.rules if ranking else Rules()
     known: Losses = {group.name: dict(_outcomes(group)) for group in groups}
-    return dict(below_target(known, value, rules, adaptive=ranking is not None and ranking.replay is not None))
+    return dict(below_target(known, value, rules))
 
 
 def _outcomes(group: GroupNumbers) -> Sequence[tuple[int, float | None]]:

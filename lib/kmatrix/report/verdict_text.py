@@ -22,7 +22,6 @@ from kmatrix.report.pair_text import (
     number,
     number_text,
     open_parts,
-    p_text,
     pair_sentence,
     percent_text,
     sentence,
@@ -34,7 +33,8 @@ from kmatrix.report.sentences.rankings import compared_pairs, no_result_text, op
 from kmatrix.report.sentences.targets import target_lines
 from kmatrix.report.sentences.values import LineLabel, Situation, VerdictLine, VerdictState, VerdictText
 from kmatrix.text import UNKNOWN, plural
-from kmatrix.verdict.family import PairOutcome, PairVerdict
+from kmatrix.verdict.family import Pair as PairVerdict
+from kmatrix.verdict.family import PairOutcome
 
 MOST_KINDS = 5  # of failures, listed
 SHORT_HASH = 8  # characters
@@ -95,7 +95,7 @@ def verdict_text(ranking: Ranking, situation: Situation) -> VerdictText:
         *_without_result(ranking),
         *_runs(situation),
         *next_line(still_open, situation),
-        *_notes(ranking, situation),
+        *_notes(situation),
     ]
     return _finished(VerdictText(state=state, headline=headline(ranking, main), lines=tuple(lines)), situation)
 
@@ -145,7 +145,7 @@ def _nothing_to_compare(ranking: Ranking, situation: Situation) -> VerdictText:
         *_diverged(ranking),
         *_without_result(ranking),
         *_runs(situation),
-        *_notes(ranking, situation),
+        *_notes(situation),
     ]
     only_one = sentence(
         *("Only one configuration finished: ", name(only.name), " ends at "),
@@ -182,7 +182,7 @@ def _no_evidence(ranking: Ranking, situation: Situation) -> VerdictText:
     elif situation.command:
         more = sentence("two more seeds per configuration allow a test")
         lines.append(VerdictLine(label=LineLabel.NEXT, parts=more, command=situation.command))
-    lines += _notes(ranking, situation)
+    lines += _notes(situation)
     text = VerdictText(state=VerdictState.NOT_EVIDENCE, headline=sentence("No verdict: ", *why), lines=tuple(lines))
     return _finished(text, situation)
 
@@ -213,15 +213,6 @@ def _evidence(ranking: Ranking, main: PairVerdict) -> Iterator[VerdictLine]:
     mirrored = main.outcome is PairOutcome.BETTER  # of WORSE, b is the winner: a - b is its advantage
     interval = f"{percent_text(main.interval.level)} interval {bounds(main, mirrored=mirrored)} {unit_of(ranking)}"
     more = [interval, method_text(main), corrected_p(main, family)]
-    if main.share_removed is not None:
-        share = main.share_removed
-        more.append(
-            f"pairing removed {percent_text(round(share, 2))} of the variance"
-            if share > 0
-            else "pairing removed none of the variance"
-        )
-    if main.sign_flip_p is not None:
-        more.append(f"exact sign-flip {p_text(main.sign_flip_p, family.rules.alpha)}")
     yield VerdictLine(label=LineLabel.EVIDENCE, parts=(*parts, Part(", ".join(more))))
 
 
@@ -312,7 +303,7 @@ def _runs(situation: Situation) -> Iterator[VerdictLine]:
         yield VerdictLine(label=LineLabel.RUNS, parts=sentence("; ".join(parts)))
 
 
-def _notes(ranking: Ranking, situation: Situation) -> Iterator[VerdictLine]:
+def _notes(situation: Situation) -> Iterator[VerdictLine]:
     if situation.reused:
         includes = f"includes {plural(situation.reused, 'reused run')}"
         parts = sentence(f"{includes}: if they were the reason for this comparison, it does not count as evidence")
@@ -320,14 +311,6 @@ def _notes(ranking: Ranking, situation: Situation) -> Iterator[VerdictLine]:
     if situation.unused:
         results, them = ("1 result is", "it") if situation.unused == 1 else (f"{situation.unused} results are", "them")
         parts = sentence(f"{results} not used: no round of adaptive seeds needed {them}")
-        yield VerdictLine(label=LineLabel.NOTE, parts=parts)
-    family = ranking.verdict
-    if ranking.spent_error is not None:
-        raised = " to ".join(map(str, [*ranking.raised, len(family.rules.seeds)]))
-        spent = percent_text(round(ranking.spent_error, 4))
-        error = f'the probability of a false "better" of two equal configurations is {spent}'
-        allowed = f"not {percent_text(round(family.rules.alpha, 6))}"
-        parts = sentence(f"MATRIX_SEEDS_MAX was raised from {raised} after runs had started: {error}, {allowed}")
         yield VerdictLine(label=LineLabel.NOTE, parts=parts)
 
 

@@ -21,7 +21,7 @@ from kmatrix.status.look import Look
 from kmatrix.text import plural
 
 if TYPE_CHECKING:
-    from kmatrix.verdict.family import PairVerdict, Replay, Rules
+    from kmatrix.verdict.family import Pair, Replay, Rules
 
 SEED_AXIS, GPUS_AXIS = "seed", "gpus"
 Key = tuple[tuple[str, str], ...]  # the axes of a configuration
@@ -212,14 +212,14 @@ def _family(rules: VerdictRules, members: Sequence[_Member], names: Mapping[obje
         known = runs[names[one.key]]
         known[len(known) if one.seed is None else one.seed] = one.name
     axes = {names[one.key]: dict(one.key) for one in members}
-    seeds = rules.seeds or tuple(sorted({seed for known in runs.values() for seed in known}))
     asked = rules.baseline.items() if rules.baseline else None
     in_bits = len({one.train.get("tokenizer") for one in members}) > 1
     return Family(
         configurations=axes,
         runs={(name, seed): run for name, known in runs.items() for seed, run in known.items()},
         rules=Rules(
-            seeds=seeds, seeds_min=rules.seeds_min, confidence=rules.confidence,
+            seeds=rules.seeds if has_adaptive_seeds(rules) else (), seeds_min=rules.seeds_min,
+            confidence=rules.confidence,
             min_difference=None if in_bits else rules.min_difference,  # nats/token
             baseline=None if asked is None else next((name for name in axes if asked <= axes[name].items()), None),
         ),
@@ -296,7 +296,7 @@ def _replayed(losses: FrozenLosses, rules: Rules) -> Replay:
     return replay({name: dict(known) for name, known in losses}, rules)
 
 
-def _described(pairs: Sequence[PairVerdict]) -> str:
+def _described(pairs: Sequence[Pair]) -> str:
     """Return `muon better than adamw; muon against soap open, about 2 more`."""
     texts = []
     for pair in pairs[:MOST_DESCRIBED]:

@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
+from typing import Annotated
 
+from msgspec import Meta
+
+from kmatrix.records.decode import Record, replaced
 from kmatrix.stats import Interval
 
 # configuration -> seed -> loss (nats/token). Infinity or NaN: the run diverged. None: the seed is over without a loss
 # for another reason (a crash, a time limit, skipped by the user). A seed without an entry is to come.
 Losses = Mapping[str, Mapping[int, float | None]]
 
-MOST_LISTED = 5_000  # pairs of a family in results.json: all pairs of 100 configurations
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(Record, frozen=True, kw_only=True):
     """How losses are compared. All of it is known before the first run."""
 
-    seeds: tuple[int, ...]  # in the order in which they run; with adaptive seeds, MATRIX_SEEDS_MAX of them
-    seeds_min: int = 3  # the first look of adaptive seeds: MATRIX_SEEDS_MIN
-    confidence: float = 0.95  # MATRIX_CONFIDENCE: 1 - the probability of a false "better" in a matrix
-    min_difference: float | None = None  # MATRIX_MIN_DIFFERENCE (nats/token); None: nothing is called equivalent
-    baseline: str | None = None  # the configuration that all others are compared with; None: all pairs
+    seeds: Annotated[
+        tuple[int, ...], Meta(description="of adaptive seeds, in the order in which they run; empty: a fixed number")
+    ] = ()
+    seeds_min: Annotated[int, Meta(description="seeds after which adaptive seeds are first looked at")] = 3
+    confidence: Annotated[float, Meta(description='1 - the probability of a false "better" in a matrix')] = 0.95
+    min_difference: Annotated[
+        float | None, Meta(description="a smaller difference does not matter, nats/token; null: any matters")
+    ] = None
+    baseline: Annotated[
+        str | None, Meta(description="the configuration that all others are compared with; null: all pairs")
+    ] = None
 
     @property
     def alpha(self) -> float:
@@ -37,7 +43,7 @@ class Rules:
 
 
 class PairOutcome(StrEnum):
-    """What is known about a configuration, compared with another one. results.json holds these values."""
+    """What is known about a configuration, compared with another one."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -45,8 +51,11 @@ class PairOutcome(StrEnum):
     OPEN = "open"  # with a fixed number of seeds: not distinguishable
 
 
+OPPOSITE = {PairOutcome.BETTER: PairOutcome.WORSE, PairOutcome.WORSE: PairOutcome.BETTER}
+
+
 class Method(StrEnum):
-    """The test of a pair. results.json holds these values."""
+    """The test of a pair."""
 
     PAIRED = "paired by seed"
     WELCH = "Welch"
@@ -66,46 +75,84 @@ class NoMoreSeeds(StrEnum):
     OTHER_RANKING = "other ranking"  # it compares tokenizers by bits per byte: rankings by loss decide about seeds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairVerdict:
-    """What the losses say about configuration a, compared with b. Losses and differences in nats/token."""
+class Pair(Record, frozen=True, kw_only=True):
+    """What the losses say about configuration a, compared with b. Losses and differences are in nats/token."""
 
     a: str
     b: str
-    outcome: PairOutcome  # about a
-    method: Method
-    seeds: tuple[int, ...] = ()  # that count: finite losses on both sides; of Welch's test, those in common
-    difference: float | None = None  # mean of a - mean of b over the seeds that count; None if either has no loss
-    # Of the difference. Sequential: a repeated confidence interval, which holds at all looks. Not corrected for the
-    # number of comparisons. None without a test.
-    interval: Interval | None = None
-    p: float | None = None  # two-sided, of this pair alone; sequential: valid at any look; None without a test
-    p_holm: float | None = None  # corrected for the number of comparisons in the family
-    deviation: float | None = None  # sample standard deviation of the differences by seed; None unless paired
-    sign_flip_p: float | None = None  # exact, two-sided; None below 6 seeds
-    level: float | None = None  # two-sided level that Holm's procedure asks of this pair
-    detectable: float | None = None  # smallest true difference found with a power of 80 % at that level; None: unknown
-    share_removed: float | None = None  # share of the variance that pairing removed: 1 - s_d^2 / (s_a^2 + s_b^2)
-    margin: float | None = None  # the smallest margin within which the two are equivalent
-    more_seeds: int | None = None  # about so many would decide it; None: it is decided, or too many
-    diverged: tuple[int, int] = (0, 0)  # diverged seeds of a and of b
-    # Why an open pair gets no further seed. None: it is decided, gets one, or the reference is not part of it.
-    no_more: NoMoreSeeds | None = None
-    looks: tuple[int, ...] = ()  # numbers of seeds after which it was looked at
-    reason: str = ""  # why there was no test: one sentence
+    outcome: Annotated[PairOutcome, Meta(description="about a")]
+    method: Annotated[Method, Meta(description='the test; "": none')] = Method.NONE
+    reason: Annotated[str, Meta(description="why there was no test")] = ""
+    seeds: Annotated[tuple[int, ...], Meta(description="with a finite loss on both sides")] = ()
+    difference: Annotated[
+        float | None, Meta(description="mean of a - mean of b, nats/token: paired by seed, or without a pair of all")
+    ] = None
+    interval: Annotated[
+        Interval | None,
+        Meta(
+            description="of the difference, nats/token, not corrected for the number of comparisons; sequential: holds "
+            "at all looks"
+        ),
+    ] = None
+    p: Annotated[float | None, Meta(description="two-sided, of this pair alone; sequential: valid at any look")] = None
+    p_holm: Annotated[float | None, Meta(description="p corrected for the number of comparisons of the family")] = None
+    deviation: Annotated[
+        float | None, Meta(description="sample standard deviation of the differences by seed, nats/token")
+    ] = None
+    detectable: Annotated[
+        float | None, Meta(description="smallest true difference that is found with a power of 80 %, nats/token")
+    ] = None
+    margin: Annotated[
+        float | None, Meta(description="smallest margin within which the two are equivalent, nats/token")
+    ] = None
+    more_seeds: Annotated[
+        int | None, Meta(description="about so many would decide it; null: it is decided, or needs too many")
+    ] = None
+    diverged: Annotated[tuple[int, int], Meta(description="diverged seeds of a and of b")] = (0, 0)
+    spread_ratio: Annotated[
+        float | None,
+        Meta(
+            description="standard deviation of the losses of the better one / that of the worse one, if above 3: few "
+            "seeds can miss bad runs"
+        ),
+    ] = None
+    no_more: Annotated[
+        NoMoreSeeds | None, Meta(description="why an open pair gets no further seed; null: it gets one, or is decided")
+    ] = None
+
+    def mirrored(self) -> Pair:
+        """Return the same verdict about b, compared with a."""
+
+        def negative(value: float | None) -> float | None:
+            return None if value is None else 0.0 - value  # 0.0, never -0.0
+
+        one = self.interval
+        return replaced(
+            self,
+            a=self.b,
+            b=self.a,
+            outcome=OPPOSITE.get(self.outcome, self.outcome),
+            difference=negative(self.difference),
+            interval=None if one is None else replaced(one, low=negative(one.high), high=negative(one.low)),
+            diverged=self.diverged[::-1],
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyVerdict:
-    """The verdicts on all pairs of one family."""
+class FamilyVerdict(Record, frozen=True, kw_only=True):
+    """The verdicts on the pairs of one family: of the configurations whose losses are comparable."""
 
     rules: Rules
-    reference: str  # the baseline, or the leader: the lowest mean among those that are not worse than any other
-    means: Mapping[str, float | None]  # of the finite losses that count for the family; None without one
-    # Of the reference with each other configuration first, then the others; those of the reference alone if the family
-    # has more than MOST_LISTED pairs and none of them has a test.
-    pairs: tuple[PairVerdict, ...]
-    diverged: Mapping[str, int] = field(default_factory=dict)  # configuration -> diverged seeds
+    reference: Annotated[
+        str, Meta(description="the baseline, or the leader: the lowest mean of those that are not worse than any other")
+    ]
+    means: Annotated[
+        dict[str, float | None], Meta(description="of the finite losses that count, by configuration, nats/token")
+    ]
+    diverged: Annotated[dict[str, int], Meta(description="seeds, by configuration")]
+    pairs: Annotated[
+        tuple[Pair, ...],
+        Meta(description="those of the reference first; none of the others if no two configurations have two losses"),
+    ]
 
     @property
     def size(self) -> int:
@@ -114,18 +161,20 @@ class FamilyVerdict:
         return math.comb(configurations, 2) if self.rules.baseline is None else configurations - 1
 
     @property
-    def against_reference(self) -> tuple[PairVerdict, ...]:
+    def against_reference(self) -> tuple[Pair, ...]:
         """The pairs that the reference is part of, it first."""
-        # They come first; a thousand configurations have half a million pairs.
         return tuple(takewhile(lambda pair: pair.a == self.reference, self.pairs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(Record, frozen=True, kw_only=True):
     """A verdict with adaptive seeds: what a process that looks after each round has decided by now."""
 
     verdict: FamilyVerdict
-    wanted: frozenset[tuple[str, int]]  # (configuration, seed) to run now; empty: the verdict is final
-    rounds: tuple[int, ...]  # seeds per configuration after which the process looked, such as 3, 4, 5
-    asked: Mapping[str, tuple[int, ...]]  # configuration -> the seeds that a round asked for
-    unused: int = 0  # losses that exist and were not needed, e.g. of reused runs
+    wanted: Annotated[
+        tuple[tuple[str, int], ...], Meta(description="configuration and seed to run now; none: the verdict is final")
+    ]
+    rounds: Annotated[
+        tuple[int, ...], Meta(description="seeds per configuration after which the process looked, such as 3, 4, 5")
+    ]
+    asked: Annotated[dict[str, tuple[int, ...]], Meta(description="seeds that a round asked for, by configuration")]
+    unused: Annotated[int, Meta(description="losses that exist and were not needed, such as those of reused runs")] = 0

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kmatrix.verdict.adaptive import Decision, decided, described
-from kmatrix.verdict.family import Losses, PairOutcome, Replay, Rules
+from kmatrix.verdict.family import FamilyVerdict, Losses, PairOutcome, Replay, Rules
+from kmatrix.verdict.pairs import verdict_on
 
 
 def replay(losses: Losses, rules: Rules) -> Replay:
@@ -17,50 +17,35 @@ def replay(losses: Losses, rules: Rules) -> Replay:
 
     Each configuration gets seeds_min seeds, then one more wherever the comparison with the reference is open. In each
     round only the losses count that the process would have by then: other losses (of reused runs, of seeds that were
-    added, from a time when the maximum was higher) wait, so they cannot change a verdict.
+    added) wait, so they cannot change a verdict.
     Raises ValueError without a configuration or if the baseline is unknown.
     """
     seeds = {name: min(max(rules.seeds_min, 1), len(rules.seeds)) for name in losses}
-    rounds: list[int] = []
+    rounds: dict[int, None] = {}
     while True:
-        known = {name: _first(losses[name], rules, count) for name, count in seeds.items()}
-        decision = decided(known, rules)
-        missing = {
-            (name, seed) for name, count in seeds.items() for seed in rules.seeds[:count] if seed not in losses[name]
-        }
+        asked = {name: rules.seeds[:count] for name, count in seeds.items()}
+        known = {name: {seed: losses[name][seed] for seed in asked[name] if seed in losses[name]} for name in losses}
+        verdict = verdict_on(known, rules)
+        missing = tuple((name, seed) for name in losses for seed in asked[name] if seed not in known[name])
+        more: set[str] = set()
         if not missing:
-            rounds.append(max(seeds.values()))
-        more = set() if missing else _next_round(decision, seeds)
+            rounds[max(seeds.values())] = None
+            more = _next_round(verdict, seeds)
         if not more:
-            return Replay(
-                verdict=described(decision),
-                wanted=frozenset(missing),
-                rounds=tuple(dict.fromkeys(rounds)),
-                asked={name: rules.seeds[:count] for name, count in seeds.items()},
-                unused=_losses(losses) - _losses(known),
-            )
+            unused = _losses(losses) - _losses(known)
+            return Replay(verdict=verdict, wanted=missing, rounds=tuple(rounds), asked=asked, unused=unused)
         for name in more:
             seeds[name] += 1
 
 
-def _first(known: Mapping[int, float | None], rules: Rules, count: int) -> dict[int, float | None]:
-    """Return the outcomes of the first seeds of one configuration, as far as they are over."""
-    return {seed: known[seed] for seed in rules.seeds[:count] if seed in known}
-
-
-def _next_round(decision: Decision, seeds: Mapping[str, int]) -> set[str]:
-    """Return the configurations that get one more seed: the side of an open pair that has fewer, or both.
-
-    A pair of which both have all seeds is not asked: it has NoMoreSeeds.MAXIMUM.
-    """
-    reference, more = decision.reference, set()
-    for name in seeds:
-        if name == reference:
-            continue
-        pair = decision.pair(name)
-        if decision.outcomes[pair] is PairOutcome.OPEN and decision.no_more[pair] is None:
-            fewer = min(seeds[name], seeds[reference])
-            more |= {side for side in pair if seeds[side] == fewer}
+def _next_round(verdict: FamilyVerdict, seeds: Mapping[str, int]) -> set[str]:
+    """Return the configurations that get one more seed: the side of an open pair that has fewer, or both."""
+    more = set()
+    for pair in verdict.against_reference:
+        if pair.outcome is PairOutcome.OPEN and pair.no_more is None:
+            fewer = min(seeds[pair.a], seeds[pair.b])
+            # Of a pair that has all seeds, no_more is NoMoreSeeds.MAXIMUM.
+            more |= {side for side in (pair.a, pair.b) if seeds[side] == fewer < len(verdict.rules.seeds)}
     return more
 
 

@@ -20,10 +20,11 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from kmatrix.verdict.student import critical, lower_tail
+from kmatrix.stats import critical, lower_tail
 
 # Points of an interpolated function between two of its kinks. Up to MANY seeds, G has a relative error below 4e-7 where
 # a verdict is decided (a from 0.01 on) and below 2e-5 at 1e-5, as 400 points show; the first look after 2 or 3 seeds.
@@ -40,6 +41,30 @@ LOWEST, HIGHEST = 1e-9, 0.5  # a of the first and of the last knot: G is proport
 
 # P(a boundary was crossed at an earlier look | t_n), a function of phi = atan(t_n / sqrt(n - 1))
 _Earlier = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """When the seeds of a pair are looked at, and how much of the level each look may use."""
+
+    first: int  # seeds
+    most: int = 0  # seeds; 0: their number was fixed, and they are looked at once
+
+    def after(self, seeds: int) -> range:
+        """Return the numbers of seeds that were looked at by now."""
+        return range(self.first if self.most else max(self.first, seeds), seeds + 1)
+
+    def p(self, smallest: float) -> float:
+        """Return the one-sided p. smallest: the minimum of p_n / w_n over the looks so far."""
+        return crossing_table(self.first, self.most).p(smallest) if self.most else smallest
+
+    def level(self, p: float, seeds: int) -> float:
+        """Return the one-sided level of the look after so many seeds if p is that of all looks together."""
+        return level(p, self.first, self.most) * self.weight(seeds) if self.most else p
+
+    def weight(self, seeds: int) -> float:
+        """Return w_n, the share of the level that a look may use."""
+        return weight(seeds, self.most) if self.most else 1.0
 
 
 def weight(seeds: int, most: int) -> float:

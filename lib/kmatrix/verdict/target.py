@@ -4,44 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import Annotated
 
-from kmatrix.verdict.family import Losses, Rules
-from kmatrix.verdict.pairs import (
-    FEWEST_LOOK,
-    has_diverged,
-    holm,
-    is_finite,
-    leading,
-    running_variances,
-)
-from kmatrix.verdict.sequential import crossing_table, weight
-from kmatrix.verdict.student import lower_tail
+from msgspec import Meta
+
+from kmatrix.records.decode import Record, replaced
+from kmatrix.verdict.family import Losses, Method, Rules
+from kmatrix.verdict.pairs import described, holm, side_of, tested
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetTest:
+class TargetTest(Record, frozen=True, kw_only=True):
     """How surely the mean loss of a configuration is below a target."""
 
-    mean: float | None  # of the finite losses that count
-    seeds: int  # losses that count
-    diverged: int  # seeds
-    p: float | None = None  # one-sided, of "the mean is below the target"; sequential: valid at any look
-    p_holm: float | None = None  # corrected for the number of configurations, a family of its own
-    is_below: bool = False  # after the correction
-    reason: str = ""  # why there is no p: one sentence
+    mean: Annotated[float | None, Meta(description="of the finite losses that count, nats/token")]
+    seeds: Annotated[int, Meta(description="losses that count")]
+    diverged: Annotated[int, Meta(description="seeds")]
+    p: Annotated[
+        float | None, Meta(description='one-sided, of "the mean is below the target"; sequential: valid at any look')
+    ] = None
+    p_holm: Annotated[
+        float | None, Meta(description="p corrected for the number of configurations, a family of its own")
+    ] = None
+    is_below: Annotated[bool, Meta(description="after the correction")] = False
+    reason: Annotated[str, Meta(description="why there is no p")] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class Reach(Record, frozen=True, kw_only=True):
     """What it took the runs of a configuration to reach a target, in one unit: steps, tokens, seconds, joules, dollars.
 
     A run that did not reach it takes longer than it was trained: it is never left out of the median.
     """
 
-    runs: int
-    reached: int
-    median: float | None  # over all runs; None if half of them or more did not reach it, or it is not known
+    runs: Annotated[int, Meta(description="that ended")]
+    reached: Annotated[int, Meta(description="runs that reached the target")]
+    median: Annotated[
+        float | None, Meta(description="over all runs; null if half of them or more did not reach it, or unknown")
+    ]
 
     @property
     def missed(self) -> int:
@@ -49,16 +47,16 @@ class Reach:
         return self.runs - self.reached
 
 
-def below_target(losses: Losses, target: float, rules: Rules, *, adaptive: bool) -> dict[str, TargetTest]:
+def below_target(losses: Losses, target: float, rules: Rules) -> dict[str, TargetTest]:
     """Return the test of each configuration against a target (nats/token), Holm-corrected over the configurations.
 
-    adaptive: the seeds were looked at one by one, so p is sequential over rules.seeds; otherwise Student's t over all
-    losses. There is no p if a run diverged: it is not below the target, and the mean of the others is another question.
+    With adaptive seeds p is sequential. There is no p if a run diverged: it is not below the target, and the mean of
+    the others is another question.
     """
-    found = {name: _tested(known, target, rules, adaptive=adaptive) for name, known in losses.items()}
-    p_values = holm([1.0 if test.p is None else test.p for test in found.values()])
+    found = {name: _tested(known, target, rules) for name, known in losses.items()}
+    p_values, _ = holm([1.0 if test.p is None else test.p for test in found.values()], rules.alpha)
     return {
-        name: test if test.p is None else replace(test, p_holm=p, is_below=p <= rules.alpha)
+        name: test if test.p is None else replaced(test, p_holm=p, is_below=p <= rules.alpha)
         for (name, test), p in zip(found.items(), p_values, strict=True)
     }
 
@@ -80,34 +78,18 @@ def reach(values: Sequence[float | None], trained: Sequence[float | None]) -> Re
     return Reach(runs=runs, reached=len(reached), median=median)
 
 
-def _tested(known: Mapping[int, float | None], target: float, rules: Rules, *, adaptive: bool) -> TargetTest:
-    """Return the test of one configuration, before the correction."""
-    counted = leading(known, rules.seeds) if adaptive else list(known.values())
-    finite = [loss for loss in counted if loss is not None and is_finite(loss)]
-    test = TargetTest(
-        mean=math.fsum(finite) / len(finite) if finite else None,
-        seeds=len(finite),
-        diverged=sum(map(has_diverged, counted)),
-    )
-    if test.diverged:
-        return replace(test, reason=f"diverged in {test.diverged} of {len(finite) + test.diverged} runs")
-    if len(finite) < FEWEST_LOOK:
-        return replace(test, reason="one seed: not significant" if finite else "no loss")
-    excess = [loss - target for loss in finite]
-    variances = running_variances(excess, max(map(abs, finite)))
-    if variances[-1] == 0:
-        return replace(test, reason="all seeds have the same loss: they count as one seed")
-    if not adaptive:
-        return replace(test, p=_one_sided(excess, variances[-1]))
-    first, most = max(rules.seeds_min, FEWEST_LOOK), len(rules.seeds)
-    looks = [n for n in range(first, len(excess) + 1) if variances[n - FEWEST_LOOK] > 0]
-    if not looks:
-        return replace(test, reason=f"{len(excess)} seeds: the first look is after {first}")
-    smallest = min(_one_sided(excess[:n], variances[n - FEWEST_LOOK]) / weight(n, most) for n in looks)
-    return replace(test, p=crossing_table(first, most).p(smallest))
-
-
-def _one_sided(excess: Sequence[float], variance: float) -> float:
-    """Return the one-sided p of "the mean is below 0". variance: of one value."""
-    n = len(excess)
-    return lower_tail(math.fsum(excess) / n / math.sqrt(variance / n), n - 1)
+def _tested(known: Mapping[int, float | None], target: float, rules: Rules) -> TargetTest:
+    """Return the test of one configuration, before the correction: as one of a pair whose other loss is the target."""
+    side = side_of(known, rules)
+    finite = list(side.finite.values())
+    mean = math.fsum(finite) / len(finite) if finite else None
+    test = TargetTest(mean=mean, seeds=len(finite), diverged=side.diverged)
+    if side.diverged:
+        return replaced(test, reason=f"diverged in {side.diverged} of {len(finite) + side.diverged} runs")
+    if not finite:
+        return replaced(test, reason="no loss")
+    targets = {seed: None if loss is None else target for seed, loss in known.items()}
+    found = tested(("", ""), known, targets, rules)
+    if found.method is Method.NONE:
+        return replaced(test, reason=described(found, rules).reason)
+    return replaced(test, p=found.low)

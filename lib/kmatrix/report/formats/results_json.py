@@ -32,7 +32,7 @@ from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval
 from kmatrix.status.fold import FINISHED, rule_of
 from kmatrix.status.stragglers import RankNumbers
-from kmatrix.verdict.family import MOST_LISTED, PairVerdict
+from kmatrix.verdict.family import Pair as PairVerdict
 from kmatrix.verdict.target import TargetTest
 
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")  # fields of DeviceNumbers
@@ -245,7 +245,7 @@ def _ranking(ranking: Ranking, text: VerdictText) -> dict[str, Any]:
         "reference": family.reference,
         "confidence": rules.confidence,
         "min_difference": rules.min_difference,
-        "pairs": [{"a": pair.a, "b": pair.b, **_pair(pair)} for pair in family.pairs[:MOST_LISTED]],
+        "pairs": [{"a": pair.a, "b": pair.b, **_pair(pair)} for pair in family.pairs],
         "diverged": {name: number for name, number in family.diverged.items() if number},
         "costs": [_cost(cost) for cost in ranking.costs],
         "seeds_auto": None
@@ -256,8 +256,6 @@ def _ranking(ranking: Ranking, text: VerdictText) -> dict[str, Any]:
             "unused": replay.unused,
             "seeds_min": rules.seeds_min,
             "seeds_max": len(rules.seeds),
-            "raised": list(ranking.raised),
-            "spent_error": ranking.spent_error,
         },
     }
 
@@ -304,15 +302,11 @@ def _pair(pair: PairVerdict) -> dict[str, Any]:
         "seeds": list(pair.seeds),
         "reason": pair.reason or no_more_text(pair),
         "deviation": pair.deviation,
-        "sign_flip_p": pair.sign_flip_p,
-        "level": pair.level,
         "detectable": pair.detectable,
-        "share_removed": pair.share_removed,
         "margin": pair.margin,
         "more_seeds": pair.more_seeds,
         "diverged": list(pair.diverged),
         "no_more": None if pair.no_more is None else str(pair.no_more),
-        "looks": list(pair.looks),
     }
 
 

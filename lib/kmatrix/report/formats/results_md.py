@@ -17,7 +17,6 @@ from kmatrix.report.pair_text import (
     Part,
     PartKind,
     digits_for,
-    mirrored_pair,
     number_text,
     outcome_word,
     p_text,
@@ -31,7 +30,7 @@ from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import mean
 from kmatrix.status.cost import total_dollars
 from kmatrix.text import UNKNOWN, count, duration, money, plural, printable, shortened, time_of_day
-from kmatrix.verdict.family import PairVerdict
+from kmatrix.verdict.family import Pair as PairVerdict
 
 MOST_NAME = 200  # characters
 MOST_TEXT = 1_000  # characters of a reason
@@ -153,7 +152,7 @@ def _ranking_row(place: int, group: GroupNumbers, row_pair: PairVerdict | None, 
     ]
     if row_pair is None:
         return [*row, UNKNOWN, UNKNOWN, "the reference"]
-    pair = mirrored_pair(row_pair)
+    pair = row_pair.mirrored()
     if pair.difference is None:
         return [*row, UNKNOWN, UNKNOWN, escaped(pair.reason)]
     digits = digits_for(pair.interval)

@@ -10,7 +10,7 @@ from kmatrix.report.metrics import Evaluations, Metrics, TrainingLosses, thinned
 from kmatrix.report.numbers import MatrixNumbers, RunNumbers
 from kmatrix.report.page.parts.figures import Panel, Scale, polyline, spread_labels
 from kmatrix.report.page.parts.groups import PageGroup
-from kmatrix.stats import critical_t, mean
+from kmatrix.stats import critical, mean
 
 TRAINING_BYTES = 1_000_000  # of all training curves in a page
 POINT_BYTES = 12  # of one point
@@ -85,7 +85,7 @@ def curves(numbers: MatrixNumbers, groups: Sequence[PageGroup]) -> CurvesSection
             "level": numbers.confidence,
             "baselines": baselines,
             "runs": [curve_of(run, most, evaluations) for run in numbers.runs],
-            "t": [round(critical_t(numbers.confidence, freedom), 4) for freedom in range(1, most_freedom + 1)],
+            "t": [round(critical((1 - numbers.confidence) / 2, freedom), 4) for freedom in range(1, most_freedom + 1)],
         },
     )
 

@@ -25,7 +25,8 @@ from kmatrix.report.sentences.rankings import CORE_NOISE, no_result_text, unit_o
 from kmatrix.report.verdict_text import verdict_texts
 from kmatrix.stats import Interval, mean, sample_deviation
 from kmatrix.text import plural
-from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, PairOutcome, PairVerdict
+from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, PairOutcome
+from kmatrix.verdict.family import Pair as PairVerdict
 
 ROWS_SHOWN = 15  # of a ranking, before "show all"
 MOST_IN_GRID = 30  # configurations in the grid of all pairs

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from kmatrix.report.numbers import Ranking
 from kmatrix.report.pair_text import Part, Parts, amount, margin_text, name, number, sentence
 from kmatrix.report.sentences.rankings import compared_pairs, open_pairs, unit_of
-from kmatrix.verdict.family import Method, PairOutcome, PairVerdict
+from kmatrix.verdict.family import Method, PairOutcome
+from kmatrix.verdict.family import Pair as PairVerdict
 
 MOST_NAMES = 2  # configurations that a headline names
 

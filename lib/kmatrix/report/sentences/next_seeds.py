@@ -11,7 +11,7 @@ from kmatrix.report.pair_text import comparisons_of, sentence
 from kmatrix.report.sentences.rankings import compared_pairs, open_pairs
 from kmatrix.report.sentences.values import LineLabel, Situation, VerdictLine
 from kmatrix.text import plural
-from kmatrix.verdict.family import Method, NoMoreSeeds, PairVerdict
+from kmatrix.verdict.family import Pair as PairVerdict
 
 TO_END = (Status.PLANNED, Status.RUNNING)
 MORE_SEEDS = 2  # per configuration, for a test of configurations with one seed
@@ -34,10 +34,7 @@ def more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
         return ""  # they run already, or what runs may decide it
     matrix = numbers.path.name
     if ranking.replay is not None:
-        if ranking.replay.wanted:
-            return matrix_command("continue", TARGET=matrix)
-        more, seeds = needed(ended_at_maximum(ranking)), ranking.verdict.rules.seeds
-        return matrix_command("add", TARGET=matrix, MATRIX_SEEDS_MAX=str(len(seeds) + more)) if more else ""
+        return matrix_command("continue", TARGET=matrix) if ranking.replay.wanted else ""
     if to_end(numbers):
         return matrix_command("continue", TARGET=matrix)  # planned seeds come before further ones
     known = {run.seed for run in numbers.runs if run.seed is not None}
@@ -49,11 +46,6 @@ def more_seeds_command(numbers: MatrixNumbers, ranking: Ranking) -> str:
     if not more or not known or by_others:
         return ""
     return matrix_command("add", TARGET=matrix, SEED=",".join(str(max(known) + place) for place in range(1, more + 1)))
-
-
-def ended_at_maximum(ranking: Ranking) -> list[PairVerdict]:
-    """Return the open comparisons that had all seeds of MATRIX_SEEDS_MAX."""
-    return [pair for pair in open_pairs(ranking.verdict) if pair.no_more is NoMoreSeeds.MAXIMUM]
 
 
 def needed(pairs: Sequence[PairVerdict]) -> int:
@@ -69,10 +61,7 @@ def next_line(still_open: Sequence[PairVerdict], situation: Situation) -> Iterat
         return
     affordable = needed(still_open)
     if affordable and situation.command:
-        planned = any(pair.method is Method.SEQUENTIAL for pair in still_open)
-        error = (
-            "" if planned else "; seeds that are added after a test raise the error rate, MATRIX_SEEDS_AUTO=y does not"
-        )
+        error = "; seeds that are added after a test raise the error rate, MATRIX_SEEDS_AUTO=y does not"
         parts = sentence(f"about {plural(affordable, 'more seed')} per configuration{error}")
         yield VerdictLine(label=LineLabel.NEXT, parts=parts, command=situation.command)
     most = max((pair.more_seeds or 0 for pair in still_open), default=0)

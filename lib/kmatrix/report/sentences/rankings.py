@@ -5,7 +5,8 @@ from __future__ import annotations
 from kmatrix.records.runs import Status
 from kmatrix.report.numbers import BITS, GroupNumbers, Ranking
 from kmatrix.text import plural
-from kmatrix.verdict.family import FamilyVerdict, PairOutcome, PairVerdict
+from kmatrix.verdict.family import FamilyVerdict, PairOutcome
+from kmatrix.verdict.family import Pair as PairVerdict
 
 CORE_NOISE = (
     "CORE: equal runs of nanochat varied by a standard deviation of 0.005 to 0.012 (docs/evaluation.md); "

@@ -1,4 +1,4 @@
-"""Student's t distribution: tails, critical values, and the smallest difference that a t test detects."""
+"""The smallest difference that a t test detects."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ import math
 from functools import lru_cache
 from typing import Any
 
+from kmatrix.stats import critical
+
 POWER = 0.8  # with which the smallest detectable difference is found
 NODES = 256  # of the integral over the normal distribution: errors below 1e-8
 REACH = 9.0  # standard deviations: the normal distribution has 1e-19 beyond them
-
-
-def lower_tail(t: float, freedom: float) -> float:
-    """Return P(T <= t), T following Student's t with `freedom` degrees of freedom."""
-    return float(_distribution()(freedom, t))
-
-
-@lru_cache(maxsize=65536)
-def critical(p: float, freedom: float) -> float:
-    """Return the t with P(T > t) = p, T following Student's t with `freedom` degrees of freedom."""
-    from scipy.special import stdtrit
-
-    return -float(stdtrit(freedom, p))
 
 
 def power(shift: float, freedom: float, t: float) -> float:
@@ -58,13 +47,6 @@ def detectable_shift(freedom: float, p: float) -> float:
             break
         low, high = (middle, high) if power(middle, freedom, t) < POWER else (low, middle)
     return high
-
-
-@lru_cache(maxsize=1)
-def _distribution() -> Any:
-    from scipy.special import stdtr  # an import statement would cost as much as a call
-
-    return stdtr
 
 
 @lru_cache(maxsize=1)
