@@ -75,7 +75,9 @@ QUANTILES = {  # by level, for each of FREEDOMS
 
 @pytest.mark.parametrize("level", QUANTILES)
 def test_quantiles_match_those_of_the_continued_fraction(level):
-    assert [critical((1 - level) / 2, freedom) for freedom in FREEDOMS] == pytest.approx(list(QUANTILES[level]), rel=1e-10)
+    assert [critical((1 - level) / 2, freedom) for freedom in FREEDOMS] == pytest.approx(
+        list(QUANTILES[level]), rel=1e-10
+    )
 
 
 @pytest.mark.process
