@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Protocol, Self, TypedDict, TypeVar
 
 from msgspec import Meta
 
@@ -246,22 +246,32 @@ def read_run_file_or_empty(run_dir: RunDir) -> RunFile:
     return decode_optional(run_dir.run_json, RunFile) or RunFile()
 
 
-def metric_lines(path: Path) -> list[MetricLine]:
-    """Return the lines of metrics.jsonl in the order of the file, as `decode_lines` does."""
-    return list(filter(None, map(metric_line_of, decode_lines(path, MetricValues))))
+class Line(Protocol):
+    """A line of metrics.jsonl, with all of its values or some."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def resumed(self) -> bool: ...
+    @property
+    def attempt(self) -> int: ...
+    def merged(self, later: Self) -> Self: ...
+
+
+L = TypeVar("L", bound=Line)
 
 
 def merged_metrics(path: Path) -> list[MetricLine]:
-    """Return `merged_lines` of a file."""
-    return merged_lines(metric_lines(path))
+    """Return `merged_lines` of metrics.jsonl."""
+    return merged_lines(filter(None, map(metric_line_of, decode_lines(path, MetricValues))))
 
 
-def merged_lines(lines: Iterable[MetricLine]) -> list[MetricLine]:
+def merged_lines(lines: Iterable[L]) -> list[L]:
     """Return one line per step, merged from its lines; the last attempt at a step counts.
 
     A line with "resumed" starts an attempt at its step, and invalidates earlier lines of later steps.
     """
-    steps: dict[int, MetricLine] = {}
+    steps: dict[int, L] = {}
     for line in lines:
         known = steps.get(line.step)
         if line.resumed:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isnan, nan
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +16,10 @@ from msgspec import Meta
 
 from kmatrix.errors import add_damage, take_damage
 from kmatrix.packing import usable_cores
-from kmatrix.records.decode import Amount, Count, Number, Record
+from kmatrix.records.decode import Amount, Count, Number, Record, UnixTime, as_tuple, decode_lines, replaced
+from kmatrix.records.decode import field as record_field
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunNumbers, merged_lines, metric_lines
+from kmatrix.records.runs import RunNumbers, merged_lines
 from kmatrix.report.gpu.energy import joules_at
 from kmatrix.report.gpu.recordings import recordings_of
 
@@ -52,31 +54,59 @@ class Metrics:
     first_steps: Mapping[int, int] = field(default_factory=dict)  # attempt -> step of its first line
 
 
+class LossLine(Record, frozen=True, kw_only=True, gc=False):
+    """The values of a line of metrics.jsonl that reports need. NaN: not in this line; None: not finite."""
+
+    step: Count
+    attempt: Count = 1
+    resumed: bool = False
+    time: UnixTime | None = nan
+    elapsed_s: Number | None = nan
+    tokens: Number | None = nan
+    val_loss: Number | None = record_field(name="val/loss", default=nan)
+    train_loss: Number | None = record_field(name="train/loss", default=nan)
+    bits_per_byte: Number | None = record_field(name="val/bits_per_byte", default=nan)
+    accuracy: Number | None = record_field(name="hellaswag/accuracy", default=nan)
+    accuracy_norm: Number | None = record_field(name="hellaswag/accuracy_norm", default=nan)
+    core_metric: Number | None = record_field(name="core/metric", default=nan)
+    core_standard_error: Number | None = record_field(name="core/standard_error", default=nan)
+    sparsity: Number | None = nan
+    tokens_per_s: Number | None = record_field(name="throughput/tokens_per_s", default=nan)
+    mfu: Number | None = record_field(name="throughput/mfu", default=nan)
+    step_ms: Number | None = record_field(name="throughput/step_ms", default=nan)
+
+    def merged(self, later: LossLine) -> LossLine:
+        """Return this line with the values of a later line of the same step."""
+        found = ((name, getattr(later, name)) for name in self.__struct_fields__)
+        return replaced(self, **{name: value for name, value in found if _is_there(value)})
+
+
 class Log:
     """The lines of metrics.jsonl that count, merged by step, as columns; of each attempt those of lost work, too."""
 
     def __init__(self, path: Path) -> None:
         """Read a file; a missing one has no lines. Damaged lines are noted."""
-        lines = metric_lines(path)
+        lines = decode_lines(path, LossLine)
         self.first_steps: dict[int, int] = {}  # attempt -> step of its first line
         self.last_times: dict[int, float] = {}  # attempt -> Unix s of its last training line
         for line in lines:
             self.first_steps.setdefault(line.attempt, line.step)
-            if line.time is not None and "train/loss" in line.values:
+            if line.time is not None and _is_there(line.train_loss):
                 self.last_times[line.attempt] = line.time
-        self._lines = merged_lines(lines)
-        self.step = np.array([line.step for line in self._lines], np.int64)
-        self.time = np.array([line.time for line in self._lines], np.float64)  # Unix s; NaN: unknown
+        names = LossLine.__struct_fields__
+        rows = np.array([as_tuple(line) for line in merged_lines(lines)], np.float64).reshape(-1, len(names))
+        self._columns = dict(zip(names, rows.T.copy(), strict=True))
+        self.step = self["step"].astype(np.int64)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return the values of a metric, one per step; NaN: unknown or not finite."""
-        return np.array([line.values.get(name) for line in self._lines], np.float64)
+        """Return the values of a field of `LossLine`, one per step; NaN: unknown or not finite."""
+        return self._columns[name]
 
 
 def read(run_dir: RunDir) -> Metrics:
     """Return what the log of a run says, with the energy in its recordings."""
     log = Log(run_dir.metrics)
-    seconds, val, train = _seconds(log["elapsed_s"]), log["val/loss"], log["train/loss"]
+    seconds, val, train = _seconds(log["elapsed_s"]), log["val_loss"], log["train_loss"]
     evaluated, trained = np.flatnonzero(~np.isnan(val)), np.flatnonzero(~np.isnan(train))
     kept = evaluated[thinned(val[evaluated])]
     drawn = trained[thinned(train[trained])]
@@ -155,7 +185,7 @@ def _joules(run_dir: RunDir, log: Log, wanted: np.ndarray) -> np.ndarray:
     # Each attempt needs its own ends: the time between two of them was not training.
     first = 1 + np.flatnonzero(attempt[1:] != attempt[:-1])
     at = np.unique(np.concatenate([wanted, first, first - 1]))
-    ends, clock, before = log.time[at], elapsed[at], np.append(0.0, elapsed[at][:-1])
+    ends, clock, before = log["time"][at], elapsed[at], np.append(0.0, elapsed[at][:-1])
     goes_on = np.append(False, attempt[at][1:] == attempt[at][:-1])
     begins = np.where(goes_on, np.append(np.nan, ends[:-1]), ends - np.where(clock >= before, clock - before, clock))
     begun, ended = np.split(joules_at(recordings, [*begins, *ends]), 2)
@@ -166,7 +196,7 @@ def _numbers(log: Log, seconds: np.ndarray, evaluated: np.ndarray, trained: np.n
     """Return the numbers in a log, which are used until the run has a result. evaluated, trained: steps (indices)."""
     if not len(log.step):
         return RunNumbers()
-    losses, bits = log["val/loss"], log["val/bits_per_byte"]
+    losses, bits = log["val_loss"], log["bits_per_byte"]
     best = int(evaluated[losses[evaluated].argmin()]) if len(evaluated) else None
     measured = max([*evaluated[-1:], *trained[-1:]], default=None)
     return RunNumbers(
@@ -180,16 +210,21 @@ def _numbers(log: Log, seconds: np.ndarray, evaluated: np.ndarray, trained: np.n
         best_val_step=None if best is None else int(log.step[best]),
         final_bits_per_byte=_number(bits[evaluated[-1]]) if len(evaluated) else None,
         best_bits_per_byte=None if best is None else _number(bits[best]),
-        hellaswag_accuracy=_newest(log["hellaswag/accuracy"]),
-        hellaswag_accuracy_norm=_newest(log["hellaswag/accuracy_norm"]),
-        core_metric=_newest(log["core/metric"]),
-        core_standard_error=_newest(log["core/standard_error"]),
-        final_train_loss=_newest(log["train/loss"]),
+        hellaswag_accuracy=_newest(log["accuracy"]),
+        hellaswag_accuracy_norm=_newest(log["accuracy_norm"]),
+        core_metric=_newest(log["core_metric"]),
+        core_standard_error=_newest(log["core_standard_error"]),
+        final_train_loss=_newest(log["train_loss"]),
         sparsity=_newest(log["sparsity"]),
-        tokens_per_second=_typical(log["throughput/tokens_per_s"]),
-        mfu=_typical(log["throughput/mfu"]),
-        step_ms=_typical(log["throughput/step_ms"]),
+        tokens_per_second=_typical(log["tokens_per_s"]),
+        mfu=_typical(log["mfu"]),
+        step_ms=_typical(log["step_ms"]),
     )
+
+
+def _is_there(value: float | None) -> bool:
+    """Return whether a line has this value: NaN stands for a missing key."""
+    return value is None or not isnan(value)
 
 
 def _typical(values: np.ndarray) -> float | None:

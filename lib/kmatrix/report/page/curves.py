@@ -13,14 +13,14 @@ from kmatrix.report.page.parts.groups import PageGroup
 from kmatrix.stats import critical, mean
 
 TRAINING_BYTES = 1_000_000  # of all training curves in a page
-POINT_BYTES = 12  # of one point
+POINT_BYTES = 18  # of one point
 MOST_TRAINING, LEAST_TRAINING = 200, 40  # points per training curve
 LOSS_DIGITS = 4  # of training losses
 EVALUATION_BYTES = 1_000_000  # of all validation losses in a page
 EXACT_BYTES, SHORT_BYTES = 34, 9  # of one evaluation: with all digits, seconds and joules, or the loss alone
 SHORT_DIGITS = 7  # significant digits of a validation loss, if all of them would be too long
 LEAST_EVALUATIONS = 40  # per run
-MOST_KNOTS = 20  # places in a run at which its tokens, seconds and joules are given
+MOST_KNOTS = 10  # places in a run at which its tokens, seconds and joules are given
 CRITICAL = 30  # degrees of freedom for which the script knows Student's t; beyond, that of 30
 
 STATIC_LINES = 8  # configurations in the static figure
