@@ -9,11 +9,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.environment import find_packages
 
-find_packages("msgspec", "matplotlib")
+find_packages("msgspec", "numpy", "jinja2", "matplotlib")
 
 from kmatrix.output import run_program
-from kmatrix.report.folders import find_recorded
-from kmatrix.report.gpu.graphs.folder import draw_memory
+from kmatrix.report.gpu.folders import find_recorded
+from kmatrix.report.gpu.pictures import draw_folder
 
 
 def main():
@@ -22,7 +22,7 @@ def main():
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="matrix directory (default: newest here)")
     parser.add_argument("--output", metavar="DIR", type=Path, help="output directory (default: graphs/ in DIR)")
     args = parser.parse_args()
-    files, missing = draw_memory(find_recorded(args.folder, Path()), args.output)
+    files, missing = draw_folder(find_recorded(args.folder, Path()), args.output)
     print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {reason}" for reason in missing)]))
     return 0
 

@@ -30,7 +30,7 @@ class Lane:
 class DeviceTimeline:
     """One device over time."""
 
-    label: str  # "GPU 2 on n1", "rank 0", "mean of 64 GPUs"
+    label: str  # "GPU 2 on n1", "rank 0", "mean of 64, lowest to highest"
     memory_total: float | None = None  # MiB of a GPU; None for ranks, which share that of their machine
     lanes: Mapping[str, Lane] = field(repr=False)  # by quantity; one that was never known is missing
     recorded: npt.NDArray[np.bool_] = field(repr=False)  # (columns,), whether a recording with it was going on
@@ -78,19 +78,19 @@ def timeline_of(
     for one, begin in reversed(placed):
         for facts, thinned in zip(one.samples.devices, _thinned(one, begin, quantities, edges), strict=True):
             parts.setdefault((one.node, facts), []).append(thinned)
-    spans: list[Span] = []
-    if any(one.node == 0 for one, _ in placed) and (
-        attempts := attempts_of(found.folders[0], last_times, is_first=True)
-    ):
-        for one, begin in placed:
-            if one.node == 0:
-                spans += _within(spans_of(one.samples, attempts, running=running), one.samples, begin)
+    attempts = attempts_of(found.folders[0], last_times, is_first=True) if 0 in found.folders else []
+    spans = [
+        span
+        for one, begin in placed
+        if one.node == 0 and attempts
+        for span in _within(spans_of(one.samples, attempts, running=running), one.samples, begin)
+    ]
     order = sorted(parts, key=lambda key: (key[1] not in newest[key[0]], key[0], key[1].index))
     devices = tuple(_joined(parts[key], is_earlier=key[1] not in newest[key[0]]) for key in order)
     return Timeline(seconds=length, centres=(edges[1:] + edges[:-1]) / 2, devices=devices, spans=tuple(spans))
 
 
-def banded(timeline: Timeline, quantity: str, unit: str) -> list[DeviceTimeline]:
+def banded(timeline: Timeline, quantity: str) -> list[DeviceTimeline]:
     """Return the lines of one quantity: each device, or of many their mean with the lowest and highest, and the worst.
 
     The worst is the device whose mean is farthest from that of all.
@@ -107,7 +107,7 @@ def banded(timeline: Timeline, quantity: str, unit: str) -> list[DeviceTimeline]
             values[is_empty] = np.nan
         distance = np.abs(np.nanmean(np.where(is_empty, np.nan, means - every.mean), axis=1))
     worst = known[int(np.nanargmax(distance))]
-    label = f"mean of {len(known)} {unit}s, lowest to highest"
+    label = f"mean of {len(known)}, lowest to highest"
     recorded = ~is_empty
     return [DeviceTimeline(label=label, lanes={quantity: every}, recorded=recorded), worst]
 
