@@ -292,7 +292,7 @@ def over_time(
         if found := timelines.get(run.name):
             devices, worst = banded(found, quantity), ""
             lines = [(one.label, one.lanes[quantity]) for one in devices]
-            if len(devices) < len(found.devices):
+            if sum(quantity in one.lanes for one in found.devices) > len(devices):
                 names = (f"mean, lowest and highest of all {unit}s", f"the {unit} farthest from the mean")
                 lines = [(text, lane) for text, (_, lane) in zip(names, lines, strict=False)]
                 worst = devices[-1].label
