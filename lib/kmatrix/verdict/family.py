@@ -25,17 +25,11 @@ Losses = Mapping[str, Mapping[int, float | None]]
 class Rules(Record, frozen=True, kw_only=True):
     """How losses are compared. All of it is known before the first run."""
 
-    seeds: Annotated[
-        tuple[int, ...], Meta(description="of adaptive seeds, in the order in which they run; empty: a fixed number")
-    ] = ()
+    seeds: Annotated[tuple[int, ...], Meta(description="adaptive ones, in their order; empty: a fixed number")] = ()
     seeds_min: Annotated[int, Meta(description="seeds after which adaptive seeds are first looked at")] = 3
     confidence: Annotated[float, Meta(description='1 - the probability of a false "better" in a matrix')] = 0.95
-    min_difference: Annotated[
-        float | None, Meta(description="a smaller difference does not matter, nats/token; null: any matters")
-    ] = None
-    baseline: Annotated[
-        str | None, Meta(description="the configuration that all others are compared with; null: all pairs")
-    ] = None
+    min_difference: Annotated[float | None, Meta(description="a smaller one does not matter, nats/token")] = None
+    baseline: Annotated[str | None, Meta(description="compared with all others; null: all pairs are compared")] = None
 
     @property
     def alpha(self) -> float:
@@ -88,37 +82,21 @@ class Pair(Record, frozen=True, kw_only=True):
         float | None, Meta(description="mean of a - mean of b, nats/token: paired by seed, or without a pair of all")
     ] = None
     interval: Annotated[
-        Interval | None,
-        Meta(
-            description="of the difference, nats/token, not corrected for the number of comparisons; sequential: holds "
-            "at all looks"
-        ),
+        Interval | None, Meta(description="of the difference, nats/token, of this pair alone; sequential: of all looks")
     ] = None
     p: Annotated[float | None, Meta(description="two-sided, of this pair alone; sequential: valid at any look")] = None
     p_holm: Annotated[float | None, Meta(description="p corrected for the number of comparisons of the family")] = None
-    deviation: Annotated[
-        float | None, Meta(description="sample standard deviation of the differences by seed, nats/token")
-    ] = None
+    deviation: Annotated[float | None, Meta(description="standard deviation of a difference, nats/token")] = None
     detectable: Annotated[
         float | None, Meta(description="smallest true difference that is found with a power of 80 %, nats/token")
     ] = None
-    margin: Annotated[
-        float | None, Meta(description="smallest margin within which the two are equivalent, nats/token")
-    ] = None
-    more_seeds: Annotated[
-        int | None, Meta(description="about so many would decide it; null: it is decided, or needs too many")
-    ] = None
+    margin: Annotated[float | None, Meta(description="smallest one that shows them equivalent, nats/token")] = None
+    more_seeds: Annotated[int | None, Meta(description="about so many would decide it; null: decided, or many")] = None
     diverged: Annotated[tuple[int, int], Meta(description="diverged seeds of a and of b")] = (0, 0)
     spread_ratio: Annotated[
-        float | None,
-        Meta(
-            description="standard deviation of the losses of the better one / that of the worse one, if above 3: few "
-            "seeds can miss bad runs"
-        ),
+        float | None, Meta(description="standard deviation of the losses, better one / worse one, if that is above 3")
     ] = None
-    no_more: Annotated[
-        NoMoreSeeds | None, Meta(description="why an open pair gets no further seed; null: it gets one, or is decided")
-    ] = None
+    no_more: Annotated[NoMoreSeeds | None, Meta(description="why an open pair gets no further seed")] = None
 
     def mirrored(self) -> Pair:
         """Return the same verdict about b, compared with a."""
