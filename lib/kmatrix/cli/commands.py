@@ -195,6 +195,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             RESULTS + "compare", "compare two matrices or runs", "BASE= NEW= JSON=1 FAIL_ON=worse RESULTS_DIR="
         ),
         "gallery": Command(RESULTS + "gallery", "write gallery.html, a page of all matrices", "RESULTS_DIR="),
+        "results-schema": Command(RESULTS + "results_schema", "print the JSON Schema of results.json"),
     },
     "Trackers (TRACKER=wandb,trackio,tensorboard selects them for a run)": {
         "track-sync": Command(TRACKERS + "sync", "upload missing data of TARGET=", f"PROJECT= TRACKER= {RUNS}"),

@@ -15,7 +15,7 @@ from kmatrix.experiment.inputs.ask import need_torch
 from kmatrix.records.checkpoint_dir import checkpoint_dir
 from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.paths import MatrixDir, RunDir, program_environment
-from kmatrix.report.analysis import analyse
+from kmatrix.report.analyse import analyse
 from kmatrix.text import UNKNOWN, columns, disk_size, make_command, plural, shown, table, time_of_day
 
 HEADS = ("step", "kinds", "val loss", "size", "attempt", "written", "file")

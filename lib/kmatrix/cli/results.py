@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,24 +9,23 @@ from kmatrix.cli.commands import Arguments
 from kmatrix.cli.targets import find_named, find_target, results_dir
 from kmatrix.errors import ConfigError, RecordError
 from kmatrix.kconfig.tree import Tree
-from kmatrix.records.decode import SCHEMA
 from kmatrix.records.paths import MatrixDir, RunDir, is_matrix, matrix_dirs
-from kmatrix.report.analysis import analyse
-from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
-from kmatrix.report.formats.results_json import clean
-from kmatrix.report.gallery.assemble import write_gallery
-from kmatrix.report.write import draw_graphs, write_page, write_summary
+from kmatrix.report.analyse import analyse
+from kmatrix.report.compare import compare as compare_sides
+from kmatrix.report.compare import comparison_text, side_of
+from kmatrix.report.page import write_gallery, write_page
+from kmatrix.report.write import draw_graphs, indented, schema, write_summary
 from kmatrix.text import first_names, shown
 
-MOST_MATRICES = 100  # of a gallery
 EXAMPLE = "pass BASE=<matrix or run> NEW=<matrix or run>"
 
 
 def summary(arguments: Arguments) -> int:
-    """Write the report page, summary_report.txt, results.json and all_results.json, and print the summary."""
-    numbers = analyse(find_target(arguments))
-    path = write_page(numbers)
-    print(write_summary(numbers))
+    """Write the page and the texts of a matrix, and print the summary."""
+    matrix = find_target(arguments)
+    results = analyse(matrix)
+    path = write_page(matrix, results)
+    print(write_summary(matrix, results))
     print(f"wrote {shown(path)}", file=sys.stderr)  # stdout has the summary alone
     return 0
 
@@ -41,15 +39,20 @@ def gallery(arguments: Arguments) -> int:
             why="no test_matrix_results_* directory is there" if folder.is_dir() else "it is not a folder",
             hint="pass RESULTS_DIR=<folder of matrices>",
         )
-    if len(chosen) > MOST_MATRICES:
-        print(f"note: the newest {MOST_MATRICES} of {len(chosen)} matrices", file=sys.stderr)
-    print(f"wrote {shown(write_gallery(folder, chosen[:MOST_MATRICES]))}")
+    print(f"wrote {shown(write_gallery(folder, chosen))}")
+    return 0
+
+
+def results_schema(_: Arguments) -> int:
+    """Print the JSON Schema of results.json."""
+    print(schema().decode(), end="")
     return 0
 
 
 def graphs(arguments: Arguments) -> int:
     """Draw the graphs from the run directories."""
-    files, notes = draw_graphs(analyse(find_target(arguments)))
+    matrix = find_target(arguments)
+    files, notes = draw_graphs(matrix, analyse(matrix))
     for path in files:
         print(f"wrote {shown(path)}")
     for note in notes:
@@ -74,18 +77,18 @@ def compare(arguments: Arguments) -> int:
         )
     if base.path == new.path:
         print("note: BASE= and NEW= are the same, so no difference can be found", file=sys.stderr)
-    sides = [single_run(one) if isinstance(one, RunDir) else runs_of_matrix(one) for one in (base, new)]
-    tree = Tree.parse()
-    found = compare_runs(sides[0], sides[1], tree.neutral, one=isinstance(base, RunDir))
-    if arguments.is_on("JSON"):
-        print(json.dumps(clean({"schema": SCHEMA, **to_json(found)}), indent=2))
-    else:
-        print(render(found), end="")
+    sides = [
+        side_of(MatrixDir(one.path.parent), one.name) if isinstance(one, RunDir) else side_of(one)
+        for one in (base, new)
+    ]
+    found = compare_sides(sides[0], sides[1], Tree.parse().neutral, one=isinstance(base, RunDir))
+    text = indented(found).decode() if arguments.is_on("JSON") else comparison_text(found)
+    print(text, end="")
     if not fail_on or found.worse or found.lost:
         return 1 if fail_on else 0
     if found.untested:
         names = first_names([repr(one) for one in found.untested])  # they have commas
-        if len(found.untested) == len(found.pairs) + len(found.only_base):
+        if len(found.untested) == len(found.configurations) + len(found.only_in_base):
             raise ConfigError(
                 "FAIL_ON=worse: no final loss could be tested",
                 why=f"{names}: a test needs two finished runs on both sides, on the same data",

@@ -6,191 +6,122 @@ Runs that differ only in their seed form one configuration. Configurations with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from kmatrix.records.decode import as_json, replaced
+from msgspec import Meta
+
+from kmatrix.records.decode import SCHEMA, Record, replaced
 from kmatrix.records.matrix import read_plan, run_files
-from kmatrix.records.paths import MatrixDir, RunDir
+from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import RunFile, Status, VerdictRules
-from kmatrix.report.analysis import analyse
-from kmatrix.report.numbers import RunNumbers
-from kmatrix.report.pair_text import (
-    digits_for,
-    margin_text,
-    other_side,
-    outcome_word,
-    p_text,
-    percent_text,
-    signed_text,
-)
-from kmatrix.report.ranking import differences, measured_differently, ranks
+from kmatrix.report import wording
+from kmatrix.report.analyse import analyse
+from kmatrix.report.ranking import LOSS, UNITS, differences, value_of
+from kmatrix.report.render import rendered
 from kmatrix.report.reproduction import changes
+from kmatrix.report.results import Run
+from kmatrix.report.tables import Table
 from kmatrix.stats import mean
-from kmatrix.status.wanted import SEED_AXIS
-from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, section, signed, table, wrap
-from kmatrix.verdict.family import Method, NoMoreSeeds, PairOutcome, Rules
-from kmatrix.verdict.family import Pair as PairVerdict
-from kmatrix.verdict.pairs import Evidence, corrected, described, tested
+from kmatrix.status.wanted import GPUS_AXIS, SEED_AXIS
+from kmatrix.text import UNKNOWN, first_names, plural, signed
+from kmatrix.verdict.family import Pair, PairOutcome, Rules
+from kmatrix.verdict.pairs import corrected, tested
 
-FINAL_LOSS = "final loss"
-AxisValues = tuple[tuple[str, str], ...]  # (axis, value) pairs that identify a configuration
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedMetric:
-    """One compared quantity."""
-
-    name: str
-    unit: str
-    of: Callable[[RunNumbers], float | None]  # its value in a run
-    lower_is_better: bool = True
-    digits: int = 0  # decimals in the text
-    is_loss: bool = False  # comparable only if measured on the same data
-
-
-METRICS = (
-    ComparedMetric(FINAL_LOSS, "nats/token", lambda run: run.final_val_loss, digits=4, is_loss=True),
-    ComparedMetric("best loss", "nats/token", lambda run: run.best_val_loss, digits=4, is_loss=True),
-    ComparedMetric("time", "s", lambda run: run.seconds, digits=1),
-    ComparedMetric("speed", "tokens/s", lambda run: run.tokens_per_second, lower_is_better=False),
-    ComparedMetric("memory", "MiB", lambda run: run.peak_memory_mib),
-    ComparedMetric("energy", "J", lambda run: run.gpu.joules if run.gpu else None),
-)
+# Losses are comparable only if these fields of a run are equal.
+MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
+LOSSES = (LOSS, "best_val_loss")
+HIGHER = ("tokens_per_second",)  # is better
+METRICS = {  # field of a run -> unit
+    **dict.fromkeys(LOSSES, UNITS[LOSS]),
+    "seconds": "s",
+    "tokens_per_second": "tokens/s",
+    "peak_memory_mib": "MiB",
+    "joules": "J",
+}
+Key = tuple[tuple[str, str], ...]  # axes that identify a configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRow:
-    """One metric of one configuration."""
+class Side:
+    """One side of a comparison."""
 
-    metric: ComparedMetric
-    base: float | None  # mean over seeds
-    new: float | None  # mean over seeds
-    test: Evidence | None = None  # new - base; None if either is unknown
-    corrected: PairVerdict | None = None  # Holm-corrected for the number of configurations; None without a test
-    measured_differently: str = ""  # property that makes the two losses incomparable, e.g. "data"
+    name: str
+    matrix: MatrixDir
+    runs: Sequence[Run]
+    files: Mapping[str, RunFile]  # of all runs of its matrix, as planned
+    rules: VerdictRules
 
-    @property
-    def verdict(self) -> PairVerdict | None:
-        """Return the difference new - base. Its outcome assumes that lower is better."""
-        return self.corrected or (described(self.test, Rules()) if self.test else None)
 
-    @property
-    def p(self) -> float | None:
-        """Return the two-sided, Holm-corrected p, or None without a test."""
-        return self.corrected.p_holm if self.corrected else None
+class Measure(Record, frozen=True, kw_only=True):
+    """One number of one configuration on both sides."""
+
+    unit: str
+    base: Annotated[float | None, Meta(description="mean; of a loss over the seeds of both sides, if there are any")]
+    new: Annotated[float | None, Meta(description="the same of new")]
+    pair: Annotated[Pair | None, Meta(description="new compared with base; null if either is unknown")] = None
+    outcome: Annotated[PairOutcome, Meta(description="about new")] = PairOutcome.OPEN
+    incomparable: Annotated[str, Meta(description="what the losses were measured on that differs")] = ""
 
     @property
     def is_tested(self) -> bool:
         """True if there is a p, or all differences by seed are 0, which needs none."""
-        if self.p is not None:
-            return True
-        found = None if self.measured_differently else self.test
-        return found is not None and found.difference == 0 and len(found.seeds) > 1
-
-    @property
-    def outcome(self) -> PairOutcome:
-        """Return the outcome about new."""
-        outcome = self.corrected.outcome if self.corrected else PairOutcome.OPEN
-        return outcome if self.metric.lower_is_better else other_side(outcome)
+        pair = self.pair
+        if self.incomparable or pair is None:
+            return False
+        return pair.p_holm is not None or (pair.difference == 0 and len(pair.seeds) > 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigurationPair:
+class Compared(Record, frozen=True, kw_only=True):
     """A configuration that exists on both sides."""
 
     name: str
-    base: tuple[RunNumbers, ...]
-    new: tuple[RunNumbers, ...]
-    rows: tuple[ComparedRow, ...]
-    notes: tuple[str, ...] = ()  # other differences between the runs
+    base: Annotated[tuple[str, ...], Meta(description="names of its runs")]
+    new: Annotated[tuple[str, ...], Meta(description="names of its runs")]
+    base_ends: Annotated[str, Meta(description="how its runs ended: 2 finished (seeds 1 2), 1 diverged (seed 3)")]
+    new_ends: Annotated[str, Meta(description="the same of new")]
+    measures: Annotated[dict[str, Measure], Meta(description="by the name of the number in a run")]
+    notes: Annotated[tuple[str, ...], Meta(description="other differences between the runs")] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SymbolChange:
+class SymbolChange(Record, frozen=True, kw_only=True):
     """A symbol with different effective values."""
 
     name: str
-    base: str  # "" if this side does not have the symbol
-    new: str  # "" if this side does not have the symbol
-    configurations: tuple[str, ...]  # those with this change
-    neutral: bool = False  # True if the symbol cannot change a result
+    base: Annotated[str, Meta(description="empty: this side does not have the symbol")]
+    new: Annotated[str, Meta(description="empty: this side does not have the symbol")]
+    configurations: Annotated[tuple[str, ...], Meta(description="those with this change")]
+    neutral: Annotated[bool, Meta(description="the symbol cannot change a result")] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSet:
-    """One side of a comparison."""
+class Comparison(Record, frozen=True, kw_only=True):
+    """Two matrices or two runs, compared."""
 
-    name: str
-    runs: tuple[tuple[RunDir, RunNumbers], ...]
-    files: Mapping[str, RunFile] = field(default_factory=dict)  # of all runs of its matrix, as planned
-    rules: VerdictRules = field(default_factory=VerdictRules)  # of its matrix
-
-    @property
-    def numbers(self) -> list[RunNumbers]:
-        return [run for _, run in self.runs]
-
-    def directory(self, run: RunNumbers) -> RunDir:
-        """Return the directory of a run of this side."""
-        return next(directory for directory, known in self.runs if known is run)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRuns:
-    """The result of comparing two matrices or two runs."""
-
-    base: RunSet
-    new: RunSet
-    symbols: tuple[SymbolChange, ...]  # those that can change a result first
-    pairs: tuple[ConfigurationPair, ...]
-    only_base: tuple[str, ...]  # configurations without a counterpart
-    only_new: tuple[str, ...]  # configurations without a counterpart
-    notes: tuple[str, ...]  # changes of rules, code, packages and devices
-    rules: Rules  # those of base
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """The configurations with a final loss in base whose runs in new have all ended without one."""
-        over = (Status.FINISHED, Status.FAILED)
-        return tuple(
-            pair.name
-            for pair in self.pairs
-            if any(run.counts for run in pair.base) and all(run.status in over and not run.counts for run in pair.new)
-        )
-
-    @property
-    def untested(self) -> tuple[str, ...]:
-        """The configurations of base whose final losses were not compared: one seed, other data, none in new."""
-        rows = {pair.name: row for pair in self.pairs for row in pair.rows if row.metric.name == FINAL_LOSS}
-        names = [pair.name for pair in self.pairs if not (pair.name in rows and rows[pair.name].is_tested)]
-        return tuple(name for name in [*names, *self.only_base] if name not in self.lost)
-
-    @property
-    def worse(self) -> tuple[str, ...]:
-        """The configurations whose final loss is worse in new, Holm-corrected over the configurations."""
-        rows = ((pair.name, row) for pair in self.pairs for row in pair.rows)
-        return tuple(name for name, row in rows if row.metric.name == FINAL_LOSS and row.outcome is PairOutcome.WORSE)
+    schema: int = SCHEMA
+    base: str
+    new: str
+    symbols: Annotated[tuple[SymbolChange, ...], Meta(description="those that can change a result first")]
+    about: Annotated[tuple[str, ...], Meta(description="changes of rules, code, packages and devices")]
+    configurations: tuple[Compared, ...]
+    only_in_base: tuple[str, ...]
+    only_in_new: tuple[str, ...]
+    worse: Annotated[tuple[str, ...], Meta(description="configurations whose final loss is worse in new")]
+    lost: Annotated[tuple[str, ...], Meta(description="those whose runs in new all failed or diverged")]
+    untested: Annotated[tuple[str, ...], Meta(description="those of base whose final losses could not be compared")]
+    confidence: float
+    min_difference: float | None
 
 
-def runs_of_matrix(matrix: MatrixDir) -> RunSet:
-    """Return all runs of a matrix."""
-    runs = tuple((matrix.run(run.name), run) for run in analyse(matrix).runs)
-    return _run_set(matrix.name, matrix, runs)
+def side_of(matrix: MatrixDir, run: str = "") -> Side:
+    """Return the runs of a matrix, or one of them."""
+    runs = [known for known in analyse(matrix).runs if run in ("", known.name)]
+    name = f"{matrix.name}/{run}" if run else matrix.name
+    rules = read_plan(matrix.path).verdict
+    return Side(name=name, matrix=matrix, runs=runs, files=run_files(matrix.path), rules=rules)
 
 
-def single_run(run: RunDir) -> RunSet:
-    """Return one run, with its status as its matrix has it."""
-    matrix = MatrixDir(run.path.parent)
-    runs = tuple((run, known) for known in analyse(matrix).runs if known.name == run.name)
-    return _run_set(f"{matrix.name}/{run.name}", matrix, runs)
-
-
-def _run_set(name: str, matrix: MatrixDir, runs: tuple[tuple[RunDir, RunNumbers], ...]) -> RunSet:
-    return RunSet(name=name, runs=runs, files=run_files(matrix.path), rules=read_plan(matrix.path).verdict)
-
-
-def compare_runs(base: RunSet, new: RunSet, neutral: Collection[str] = (), *, one: bool = False) -> ComparedRuns:
+def compare(base: Side, new: Side, neutral: Collection[str] = (), *, one: bool = False) -> Comparison:
     """Compare the configurations of two sides.
 
     The level, and the margin within which losses are equivalent, are those of base: they were known before new.
@@ -200,305 +131,253 @@ def compare_runs(base: RunSet, new: RunSet, neutral: Collection[str] = (), *, on
     # Without axes, each single run is the one configuration of its side.
     axes = set() if one else _matching_axes(base, new)
     in_base, in_new = _configurations(base, axes), _configurations(new, axes)
-    names = _names([*in_base.items(), *in_new.items()])
-    common = [key for key in in_base if key in in_new]
+    names = _names(in_base, in_new)
+    common = {names[key]: (in_base[key], in_new[key]) for key in in_base if key in in_new}
     rules = Rules(confidence=base.rules.confidence, min_difference=base.rules.min_difference)
-    pairs = _with_corrected_p([_pair(names[key], in_base[key], in_new[key], rules) for key in common], rules)
-    return ComparedRuns(
-        base=base,
-        new=new,
-        symbols=tuple(_symbol_changes(base, new, pairs, neutral)),
-        pairs=pairs,
-        only_base=tuple(names[key] for key in in_base if key not in in_new),
-        only_new=tuple(names[key] for key in in_new if key not in in_base),
-        notes=tuple(_notes(base, new, pairs)),
-        rules=rules,
+    measures: dict[str, dict[str, Measure]] = {name: {} for name in common}
+    for metric in METRICS:  # a question about the loss is not weakened by tests of the speed
+        for name, found in _measured(metric, common, rules).items():
+            measures[name][metric] = found
+    configurations = tuple(_compared(name, *runs, measures[name]) for name, runs in common.items())
+    lost = tuple(name for name, runs in common.items() if _is_lost(*runs))
+    only_in_base = tuple(names[key] for key in in_base if key not in in_new)
+    untested = [name for name in common if LOSS not in measures[name] or not measures[name][LOSS].is_tested]
+    return Comparison(
+        base=base.name,
+        new=new.name,
+        symbols=tuple(_symbol_changes(base, new, common, neutral)),
+        about=tuple(dict.fromkeys(_about(base, new, common))),
+        configurations=configurations,
+        only_in_base=only_in_base,
+        only_in_new=tuple(names[key] for key in in_new if key not in in_base),
+        worse=tuple(name for name in common if _is_worse(measures[name].get(LOSS))),
+        lost=lost,
+        untested=tuple(name for name in [*untested, *only_in_base] if name not in lost),
+        confidence=rules.confidence,
+        min_difference=rules.min_difference,
     )
 
 
-def _matching_axes(base: RunSet, new: RunSet) -> set[str]:
+Common = Mapping[str, tuple[Sequence[Run], Sequence[Run]]]  # configuration -> its runs on both sides
+
+
+def _matching_axes(base: Side, new: Side) -> set[str]:
     """Return the axes that identify a configuration: axes of both sides, and axes with several values on one side."""
     values: list[dict[str, set[str]]] = []
     for side in (base, new):
         found: dict[str, set[str]] = {}
-        for run in side.numbers:
-            for axis, value in run.axes.items():
-                found.setdefault(axis, set()).add(value)
+        for axis, value in (item for run in side.runs for item in run.axes.items()):
+            found.setdefault(axis, set()).add(value)
         values.append(found)
-    common = values[0].keys() & values[1].keys()
     varying = {axis for found in values for axis, known in found.items() if len(known) > 1}
-    return (common | varying) - {SEED_AXIS}
+    return ((values[0].keys() & values[1].keys()) | varying) - {SEED_AXIS}
 
 
-def _configurations(side: RunSet, axes: Collection[str]) -> dict[AxisValues, list[RunNumbers]]:
-    found: dict[AxisValues, list[RunNumbers]] = {}
-    for run in side.numbers:
-        key = tuple((axis, value) for axis, value in sorted(run.axes.items()) if axis in axes)
-        found.setdefault(key, []).append(run)
+def _configurations(side: Side, axes: Collection[str]) -> dict[Key, list[Run]]:
+    found: dict[Key, list[Run]] = {}
+    for run in side.runs:
+        found.setdefault(tuple(sorted(item for item in run.axes.items() if item[0] in axes)), []).append(run)
     return found
 
 
-def _names(configurations: Iterable[tuple[AxisValues, list[RunNumbers]]]) -> dict[AxisValues, str]:
-    """Return the display name of each configuration: optimizer, other axes, number of ranks."""
-    names: dict[AxisValues, list[str]] = {}
-    for key, runs in configurations:
+def _names(*sides: Mapping[Key, Sequence[Run]]) -> dict[Key, str]:
+    """Return the name of each configuration: optimizer, other axes, number of ranks."""
+    names: dict[Key, list[str]] = {}
+    for key, runs in (item for side in sides for item in side.items()):
         first = runs[0]
-        others = [f"{axis} {value}" for axis, value in key if axis not in ("optimizer", "gpus")]
-        size = [ranks(first.world_size, first.device)] if first.world_size else []
+        others = [f"{axis} {value}" for axis, value in key if axis not in ("optimizer", GPUS_AXIS)]
+        size = [plural(first.world_size, "rank" if first.device == "cpu" else "GPU")] if first.world_size else []
         names.setdefault(key, []).append(", ".join([first.optimizer or first.name, *others, *size]))
     return {key: " -> ".join(dict.fromkeys(both)) for key, both in names.items()}
 
 
-def _pair(name: str, base: Sequence[RunNumbers], new: Sequence[RunNumbers], rules: Rules) -> ConfigurationPair:
-    finished = [run for run in base if run.counts], [run for run in new if run.counts]
-    property_name = measured_differently(*finished)
-    ended = [run for run in base if run.counts or run.diverged], [run for run in new if run.counts or run.diverged]
-    rows = [_row(metric, *ended, property_name if metric.is_loss else "", rules) for metric in METRICS]
-    return ConfigurationPair(
-        name=name,
-        base=tuple(base),
-        new=tuple(new),
-        rows=tuple(row for row in rows if row.base is not None or row.new is not None),
-        notes=tuple(differences([*finished[0], *finished[1]])),
-    )
-
-
-def _row(
-    metric: ComparedMetric, base: Sequence[RunNumbers], new: Sequence[RunNumbers], differently: str, rules: Rules
-) -> ComparedRow:
-    before, after = _by_seed(metric, base), _by_seed(metric, new)
-    finite = [[value for value in side.values() if math.isfinite(value)] for side in (before, after)]
-    return ComparedRow(
-        metric=metric,
-        base=mean(finite[0]) if finite[0] else None,
-        new=mean(finite[1]) if finite[1] else None,
-        test=tested(("new", "base"), after, before, rules) if all(finite) else None,
-        measured_differently=differently if all(finite) else "",
-    )
-
-
-def _by_seed(metric: ComparedMetric, runs: Sequence[RunNumbers]) -> dict[int, float]:
-    """Return the values by seed; the loss of a run that diverged is infinity, which `tested` counts and leaves out."""
-    found = {}
-    for number, run in enumerate(runs):
-        value = metric.of(run) if run.counts else math.inf
-        if value is not None and (math.isfinite(value) if run.counts else metric.is_loss):
-            found[number if run.seed is None else run.seed] = value
+def _measured(metric: str, common: Common, rules: Rules) -> dict[str, Measure]:
+    """Return one number of each configuration that has it, its p corrected for the number of configurations."""
+    is_loss = metric in LOSSES
+    own = rules if is_loss else replaced(rules, min_difference=None)  # the margin is one of losses
+    found, tests = {}, {}
+    for name, sides in common.items():
+        base, new = (_by_seed(metric, runs) for runs in sides)
+        different = _measured_differently(*sides) if is_loss else ""
+        finite = [{seed: value for seed, value in side.items() if math.isfinite(value)} for side in (base, new)]
+        test = tested(("new", "base"), new, base, own) if all(finite) else None
+        if test is not None and test.p is not None and not different:
+            tests[name] = test
+        shared = finite[0].keys() & finite[1].keys() if len(finite[0].keys() & finite[1].keys()) > 1 else set()
+        means = [_mean([value for seed, value in side.items() if not shared or seed in shared]) for side in finite]
+        if any(finite):
+            pair = None if test is None else corrected([test], own)[0]
+            found[name] = Measure(
+                unit=METRICS[metric],
+                base=means[0],
+                new=means[1],
+                pair=pair,
+                incomparable=different if all(finite) else "",
+            )
+    for name, pair in zip(tests, corrected(list(tests.values()), own), strict=True):
+        outcome = pair.mirrored().outcome if metric in HIGHER else pair.outcome
+        found[name] = replaced(found[name], pair=pair, outcome=outcome)
     return found
 
 
-def _with_corrected_p(pairs: Sequence[ConfigurationPair], rules: Rules) -> tuple[ConfigurationPair, ...]:
-    """Return the pairs with verdicts, Holm-corrected per metric for the number of configurations."""
-    # Per metric: a question about the loss is not weakened by tests of the speed.
-    found: dict[tuple[int, str], PairVerdict] = {}
-    for metric in METRICS:
-        tests = {
-            place: row.test
-            for place, pair in enumerate(pairs)
-            for row in pair.rows
-            if row.metric is metric and row.test and row.test.p is not None and not row.measured_differently
-        }
-        # The margin is one of losses.
-        own = rules if metric.is_loss else replaced(rules, min_difference=None)
-        verdicts = corrected(list(tests.values()), own)
-        found |= {(place, metric.name): verdict for place, verdict in zip(tests, verdicts, strict=True)}
-    return tuple(
-        replace(pair, rows=tuple(replace(row, corrected=found.get((place, row.metric.name))) for row in pair.rows))
-        for place, pair in enumerate(pairs)
+def _by_seed(metric: str, runs: Sequence[Run]) -> dict[int, float]:
+    """Return the values by seed; the loss of a run that diverged is infinity, which is counted and left out."""
+    found = {}
+    for place, run in enumerate(runs):
+        value = value_of(run, metric) if run.counts else math.inf if run.diverged and metric in LOSSES else None
+        if value is not None:
+            found[place if run.seed is None else run.seed] = value
+    return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return mean(values) if values else None
+
+
+def _measured_differently(base: Sequence[Run], new: Sequence[Run]) -> str:
+    """Return the name of the first property that makes the losses of two sets of runs incomparable, or ""."""
+    for field, name in MEASURED_ON.items():
+        known = [{getattr(run, field) for run in runs if run.counts} for runs in (base, new)]
+        if all(known) and known[0] != known[1]:
+            return name
+    return ""
+
+
+def _is_worse(loss: Measure | None) -> bool:
+    return loss is not None and loss.outcome is PairOutcome.WORSE
+
+
+def _is_lost(base: Sequence[Run], new: Sequence[Run]) -> bool:
+    """Return whether base has a final loss, and the runs of new have all ended without one."""
+    over = (Status.FINISHED, Status.FAILED)
+    return any(run.counts for run in base) and all(run.status in over and not run.counts for run in new)
+
+
+def _compared(name: str, base: Sequence[Run], new: Sequence[Run], measures: Mapping[str, Measure]) -> Compared:
+    return Compared(
+        name=name,
+        base=tuple(run.name for run in base),
+        new=tuple(run.name for run in new),
+        base_ends=_ends(base),
+        new_ends=_ends(new),
+        measures=dict(measures),
+        notes=tuple(differences([run for run in (*base, *new) if run.counts])),
     )
 
 
-def _symbol_changes(
-    base: RunSet, new: RunSet, pairs: Sequence[ConfigurationPair], neutral: Collection[str]
-) -> list[SymbolChange]:
+def _ends(runs: Sequence[Run]) -> str:
+    """Return `2 finished (seeds 1 2), 1 diverged (seed 3)`."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault("diverged" if run.diverged else str(run.status), []).append(run)
+    parts = []
+    for word, those in found.items():
+        seeds = sorted(run.seed for run in those if run.seed is not None)
+        parts.append(
+            f"{len(those)} {word}" + (f" (seed{'s'[: len(seeds) > 1]} {' '.join(map(str, seeds))})" if seeds else "")
+        )
+    return ", ".join(parts)
+
+
+def _symbol_changes(base: Side, new: Side, common: Common, neutral: Collection[str]) -> list[SymbolChange]:
     """Return the symbols that differ between runs of the same seed, those that can change a result first."""
     found: dict[tuple[str, str, str], dict[str, None]] = {}
-    for pair in pairs:
-        for one, other in _same_seed(pair):
+    for configuration, runs in common.items():
+        for one, other in _same_seed(*runs):
             before, after = base.files[one.name].symbols, new.files[other.name].symbols
-            for name in sorted(before.keys() | after.keys()):
+            for name in before.keys() | after.keys():
                 was, now = before.get(name, ""), after.get(name, "")
                 if was != now:
-                    found.setdefault((name, was, now), {})[pair.name] = None
+                    found.setdefault((name, was, now), {})[configuration] = None
     symbols = [
-        SymbolChange(name=name, base=was, new=now, configurations=tuple(configurations), neutral=name in neutral)
-        for (name, was, now), configurations in found.items()
+        SymbolChange(name=name, base=was, new=now, configurations=tuple(those), neutral=name in neutral)
+        for (name, was, now), those in found.items()
     ]
-    return sorted(symbols, key=lambda symbol: (symbol.neutral, symbol.name))
+    return sorted(symbols, key=lambda symbol: (symbol.neutral, symbol.name, symbol.base, symbol.new))
 
 
-def _same_seed(pair: ConfigurationPair) -> list[tuple[RunNumbers, RunNumbers]]:
+def _same_seed(base: Sequence[Run], new: Sequence[Run]) -> list[tuple[Run, Run]]:
     """Return the runs of each common seed; without one, the first run of each side."""
-    by_seed = {run.seed: run for run in pair.new}
-    same = [(run, by_seed[run.seed]) for run in pair.base if run.seed in by_seed]
-    return same or [(pair.base[0], pair.new[0])]
+    by_seed = {run.seed: run for run in new}
+    return [(run, by_seed[run.seed]) for run in base if run.seed in by_seed] or [(base[0], new[0])]
 
 
-def _notes(base: RunSet, new: RunSet, pairs: Sequence[ConfigurationPair]) -> Iterable[str]:
-    """Return the changes of rules, code, packages, processor and devices, without duplicates."""
-    notes: dict[str, None] = {}
+def _about(base: Side, new: Side, common: Common) -> Iterator[str]:
+    """Yield the changes of rules, code, packages, processor and devices."""
     rules = [(side.rules.confidence, side.rules.min_difference) for side in (base, new)]
     if rules[0] != rules[1]:
-        notes["MATRIX_CONFIDENCE or MATRIX_MIN_DIFFERENCE differ: those of base are used"] = None
-    for pair in pairs:
-        found = changes(base.directory(pair.base[0]), new.directory(pair.new[0]))
+        yield "MATRIX_CONFIDENCE or MATRIX_MIN_DIFFERENCE differ: those of base are used"
+    for runs in common.values():
+        found = changes(base.matrix.run(runs[0][0].name), new.matrix.run(runs[1][0].name))
         if found.code:
-            notes[f"trainer code changed: {first_names(found.code)}"] = None
-        notes.update(dict.fromkeys(found.others))
-        devices = [sorted({run.device_name for run in runs if run.device_name}) for runs in (pair.base, pair.new)]
+            yield f"trainer code changed: {first_names(found.code)}"
+        yield from found.others
+        devices = [sorted({run.device_name for run in side if run.device_name}) for side in runs]
         # Only if both sides know their devices: a pending run has none yet.
         if all(devices) and devices[0] != devices[1]:
-            notes[f"device {', '.join(devices[0])} -> {', '.join(devices[1])}"] = None
-        if any(run.gpu and run.gpu.simulated for run in (*pair.base, *pair.new)):
-            notes["memory and energy of simulated GPUs are not measurements"] = None
-    return notes
+            yield f"device {', '.join(devices[0])} -> {', '.join(devices[1])}"
+        if any(run.gpu and run.gpu.simulated for side in runs for run in side):
+            yield "memory of simulated GPUs is not a measurement"
 
 
-def to_json(found: ComparedRuns) -> dict[str, Any]:
-    """Return the comparison as a JSON object."""
-    return {
-        "base": {"name": found.base.name, "runs": [run.name for run in found.base.numbers]},
-        "new": {"name": found.new.name, "runs": [run.name for run in found.new.numbers]},
-        "symbols": [asdict(symbol) for symbol in found.symbols],
-        "about": list(found.notes),
-        "configurations": [
-            {
-                "name": pair.name,
-                "base": [run.name for run in pair.base],
-                "new": [run.name for run in pair.new],
-                "measures": {row.metric.name: _row_json(row) for row in pair.rows},
-                "notes": list(pair.notes),
-            }
-            for pair in found.pairs
-        ],
-        "only_in_base": list(found.only_base),
-        "only_in_new": list(found.only_new),
-        "worse": list(found.worse),
-        "lost": list(found.lost),
-        "untested": list(found.untested),
-        "confidence": found.rules.confidence,
-        "min_difference": found.rules.min_difference,
-    }
+def comparison_text(found: Comparison) -> str:
+    """Return a comparison as text."""
+    return rendered("compare.txt.j2", c=found, measures=measures, method=method)
 
 
-def _row_json(row: ComparedRow) -> dict[str, Any]:
-    verdict = row.verdict
-    comparable = verdict if not row.measured_differently else None
-    reason = f"different {row.measured_differently}" if row.measured_differently else ""
-    return {
-        "unit": row.metric.unit,
-        "base": row.base,
-        "new": row.new,
-        "difference": verdict.difference if verdict else None,
-        "interval": as_json(comparable.interval) if comparable else None,
-        "p": row.p,
-        "word": outcome_word(row.outcome, row.verdict.method if row.verdict else Method.NONE),
-        "method": (str(comparable.method) or None) if comparable else None,
-        "seeds": list(verdict.seeds) if verdict else [],
-        "outcome": str(row.outcome),
-        "detectable": comparable.detectable if comparable else None,
-        "more_seeds": comparable.more_seeds if comparable else None,
-        "deviation": comparable.deviation if comparable else None,
-        "margin": comparable.margin if comparable else None,
-        "no_more": None if comparable is None or comparable.no_more is None else str(comparable.no_more),
-        "reason": reason or (verdict.reason if verdict else "only one side has it"),
-    }
+METRIC_TITLES = {
+    "final_val_loss": ("final loss", 4),
+    "best_val_loss": ("best loss", 4),
+    "seconds": ("time", 1),
+    "tokens_per_second": ("speed", 0),
+    "peak_memory_mib": ("memory", 0),
+    "joules": ("energy", 0),
+}
 
 
-def render(found: ComparedRuns) -> str:
-    """Return the comparison as text."""
-    title = "Comparison"
-    lines = [title, "=" * len(title), *wrap(f"base  {found.base.name}"), *wrap(f"new   {found.new.name}"), ""]
-    lines += [*section("Changed settings", list(_symbol_lines(found))), ""]
-    for pair in found.pairs:
-        lines += [*section(pair.name, list(_pair_lines(pair, found.rules))), ""]
-    for side, names in (("base", found.only_base), ("new", found.only_new)):
-        if names:
-            lines += [*wrap(f"only in {side}: {'; '.join(names)}"), ""]
-    if not found.pairs:
-        lines += ["no configuration in common", ""]
-    if found.lost:
-        lines += [
-            *wrap(f"without a loss in new, where all runs failed or diverged: {'; '.join(found.lost)}"),
-            "",
-        ]
-    return "\n".join(line.rstrip() for line in [*lines, *wrap(_method(found))]).rstrip() + "\n"
+def measures(one: Compared, found: Comparison) -> Table:
+    """Return the numbers of a configuration on both sides of a comparison."""
+    rows = []
+    for name, each in one.measures.items():
+        title, digits = METRIC_TITLES[name]
+        means = [UNKNOWN if value is None else f"{value:,.{digits}f}" for value in (each.base, each.new)]
+        pair = each.pair
+        cells = [UNKNOWN, "", "", ""]
+        if pair is not None and pair.difference is not None:
+            # Of the absolute value, so that the sign is that of the difference.
+            share = f"{signed(100 * pair.difference / abs(each.base), 1)}%" if each.base else ""
+            interval = None if each.incomparable else pair.interval
+            digits = max(digits, wording.digits_for(interval)) if interval and digits == wording.DIGITS else digits
+            bounds = f"[{signed(interval.low, digits)}, {signed(interval.high, digits)}]" if interval else ""
+            shown = signed(pair.difference, digits) if interval else wording.difference(pair.difference, digits)
+            cells = [shown, share, bounds, _new_is(each, found)]
+        rows.append([f"{title}, {each.unit}", *means, *cells])
+    level = wording.percent(found.confidence)
+    return Table(titles=("", "base", "new", "difference", "", f"{level} CI", "new is"), rows=rows, words=(0, 6))
 
 
-def _symbol_lines(found: ComparedRuns) -> Iterator[str]:
-    effective = [symbol for symbol in found.symbols if not symbol.neutral]
-    for symbol in effective:
-        in_some = len(symbol.configurations) < len(found.pairs)
-        yield from wrap(f"{_symbol(symbol)}{f'  ({first_names(symbol.configurations)})' if in_some else ''}")
-    if not effective:
-        yield "none that can change a result" if found.pairs else "nothing to compare"
-    if neutral := [_symbol(symbol) for symbol in found.symbols if symbol.neutral]:
-        yield from wrap(f"without effect on results: {'; '.join(neutral)}")
-    for note in found.notes:
-        yield from wrap(note, bullet="! ")
-
-
-def _symbol(symbol: SymbolChange) -> str:
-    return f"{symbol.name} {symbol.base or '(none)'} -> {symbol.new or '(none)'}"
-
-
-def _pair_lines(pair: ConfigurationPair, rules: Rules) -> Iterator[str]:
-    yield from wrap(f"base {_counts(pair.base)}; new {_counts(pair.new)}")
-    if pair.rows:
-        titles = ("", "base", "new", "difference", "", f"{percent_text(rules.confidence)} CI", "new is")
-        rows = [_row_cells(row, rules) for row in pair.rows]
-        yield from table(columns(titles, (0, len(titles) - 1)), rows, WIDTH, rule=True)
-    else:
-        yield "no finished run on either side"
-    for note in pair.notes:
-        yield from wrap(note, bullet="! ")
-
-
-def _counts(runs: Sequence[RunNumbers]) -> str:
-    """Return the number of finished runs with their seeds, and the number of others by status."""
-    counted = [run for run in runs if run.counts]
-    seeds = sorted(run.seed for run in counted if run.seed is not None)
-    listed = f"{len(counted)} finished" + (f" (seed {' '.join(map(str, seeds))})" if seeds else "")
-    others = [f"{sum(run.status is status for run in runs)} {status}" for status in Status if status != Status.FINISHED]
-    return ", ".join([listed, *(text for text in others if not text.startswith("0 "))])
-
-
-def _row_cells(row: ComparedRow, rules: Rules) -> list[str]:
-    digits = row.metric.digits
-    name = f"{row.metric.name}, {row.metric.unit}"
-    means = [UNKNOWN if value is None else f"{value:,.{digits}f}" for value in (row.base, row.new)]
-    verdict = row.verdict
-    if verdict is None or verdict.difference is None:
-        return [name, *means, UNKNOWN, "", "", ""]
-    # Of the absolute value, so that the sign is that of the difference.
-    percent = f"{signed(100 * verdict.difference / abs(row.base), 1)}%" if row.base else ""
-    interval = verdict.interval if not row.measured_differently else None
-    if interval and row.metric.is_loss:
-        digits = max(digits, digits_for(interval))
-    bounds = f"[{signed(interval.low, digits)}, {signed(interval.high, digits)}]" if interval else ""
-    difference = signed(verdict.difference, digits) if interval else signed_text(verdict.difference, digits)
-    return [name, *means, difference, percent, bounds, _outcome_text(row, verdict, rules)]
-
-
-def _outcome_text(row: ComparedRow, verdict: PairVerdict, rules: Rules) -> str:
+def _new_is(each: Measure, found: Comparison) -> str:
     """Return the outcome about new with its p value, or the reason why there is none."""
-    if row.measured_differently:
-        return f"not comparable (different {row.measured_differently})"
-    if row.p is None:
-        return "equal" if verdict.difference == 0 else f"not significant ({verdict.reason.partition(':')[0]})"
-    if row.outcome is PairOutcome.EQUIVALENT:
-        return f"equivalent within {margin_text(rules.min_difference or 0.0)}"
-    if verdict.no_more is NoMoreSeeds.DIVERGED:
-        return f"{outcome_word(row.outcome, verdict.method)} (the lower one diverged more often)"
-    return f"{outcome_word(row.outcome, verdict.method)}, {p_text(row.p, rules.alpha)}"
+    pair = each.pair
+    if each.incomparable or pair is None:
+        return f"not comparable (different {each.incomparable})"
+    if pair.p_holm is None:
+        return "equal" if pair.difference == 0 else f"not significant ({pair.reason.partition(':')[0]})"
+    if each.outcome == "equivalent":
+        return f"equivalent within {found.min_difference or 0.0:.6g}"
+    word = "not distinguishable" if each.outcome == "open" else str(each.outcome)
+    if pair.no_more == "diverged":
+        return f"{word} (the lower one diverged more often)"
+    return f"{word}, {wording.p_text(pair.p_holm, 1 - found.confidence)}"
 
 
-def _method(found: ComparedRuns) -> str:
-    """Return the name of the significance test, or "" if there was none."""
-    tested = [row for pair in found.pairs for row in pair.rows if row.p is not None]
-    if not tested:
+def method(found: Comparison) -> str:
+    """Return the name of the significance test of a comparison, or "" if there was none."""
+    pairs = [each.pair for one in found.configurations for each in one.measures.values() if each.is_tested]
+    methods = dict.fromkeys(str(pair.method) for pair in pairs if pair is not None and pair.p_holm is not None)
+    if not methods:
         return ""
-    methods = " and ".join(dict.fromkeys(row.verdict.method for row in tested if row.verdict))
-    correction = ", p Holm-corrected for the number of configurations" if len(found.pairs) > 1 else ""
-    level, alpha = percent_text(found.rules.confidence), round(found.rules.alpha, 10)
-    return f"{level} CI of the difference; Student's t test ({methods}){correction}; significant if p <= {alpha:g}"
+    correction = ", p Holm-corrected for the number of configurations" if len(found.configurations) > 1 else ""
+    level, alpha = wording.percent(found.confidence), round(1 - found.confidence, 10)
+    test = f"Student's t test ({' and '.join(methods)})"
+    return f"{level} CI of the difference; {test}{correction}; significant if p <= {alpha:g}"

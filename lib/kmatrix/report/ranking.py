@@ -1,327 +1,316 @@
-"""Group the runs of a matrix into configurations, and rank them: families of comparable losses and their verdicts."""
+"""Rank the configurations of a family: their means, the verdict on them, what decides it, and what it costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from kmatrix.records.decode import replaced
-from kmatrix.records.matrix import Plan
-from kmatrix.records.runs import Status, VerdictRules
-from kmatrix.report.numbers import (
-    BITS,
-    GPUS_AXIS,
-    CostDifference,
-    CostQuantity,
-    GroupNumbers,
-    Ranking,
-    RunNumbers,
-)
-from kmatrix.stats import LEVEL, mean
-from kmatrix.status.wanted import (
-    PLAIN_AXES,
-    SEED_AXIS,
-    Family,
-    adaptive_seeds,
-    families_of_plan,
-    has_adaptive_seeds,
-)
-from kmatrix.text import plural
-from kmatrix.verdict.family import FamilyVerdict, NoMoreSeeds, PairOutcome, Replay, Rules
-from kmatrix.verdict.family import Pair as PairVerdict
+from kmatrix.records.runs import RunNumbers, Status
+from kmatrix.report.results import AdaptiveSeeds, Amount, Configuration, Cost, Ranking, Run, State
+from kmatrix.stats import mean, mean_interval, sample_deviation
+from kmatrix.status.wanted import Family, SeedEnd
+from kmatrix.text import make_command
+from kmatrix.verdict.family import NoMoreSeeds, Pair, PairOutcome, Replay, Rules
 from kmatrix.verdict.pairs import tested, verdict_on
 
-# Losses are comparable only if these attributes of RunNumbers are equal.
-MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
-
-# Attributes of RunNumbers in which ranked runs should not differ, their names, and what a difference means.
+LOSS, BITS = "final_val_loss", "final_bits_per_byte"
+UNITS = {LOSS: "nats/token", BITS: "bits/byte"}
+# Numbers of a run that say what or how much it trained, and its losses: the rest is what it takes, or what it reaches.
+NOT_AMOUNTS = ("attempt", "ended", "step", "tokens", "best_val_step", "params", "world_size", "initial_val_loss", LOSS)
+MORE_AMOUNTS = ("joules", "joules_per_token", "dollars")  # of a run, besides the numbers of its trainer
+FRONTS = ("seconds", "peak_memory_mib", "joules", "dollars")  # amounts of which less is better
+COSTS = ("step_ms", "peak_memory_mib", "joules_per_token")
+MORE_SEEDS = 2  # per configuration, for a test of configurations with one seed
+MOST_PROPOSED = 10  # seeds per configuration; a difference that needs more is small
+# What ranked runs should not differ in besides their axes, and what a difference means.
 DIFFERENCES = (
     ("tokens", "tokens", "a lower loss may result from more training tokens"),
-    ("model", "model", "a larger model costs more per token"),
-    ("block_size", MEASURED_ON["block_size"], "the losses are not comparable"),
-    ("eval_samples", MEASURED_ON["eval_samples"], "the losses are not comparable"),
+    ("params", "parameters", "a larger model has a lower loss and costs more per token"),
 )
 SAMPLED = "validation sequences differ between tokenizers (same text, other parts of it): a larger EVAL_SAMPLES helps"
-SHORT_HASH = 8  # characters of a hash in texts
-
-
-def differences(runs: Sequence[RunNumbers]) -> Iterable[str]:
-    """Yield the properties in which compared runs differ, each with its consequence."""
-    for attribute, name, consequence in DIFFERENCES:
-        values = {getattr(run, attribute) for run in runs}
-        known: list[Any] = sorted(value for value in values if value is not None)
-        if len(known) > 1:
-            listed = ", ".join(value if isinstance(value, str) else f"{value:,}" for value in known)
-            yield f"the runs differ in {name} ({listed}): {consequence}"
-
-
-def measured_differently(base: Sequence[RunNumbers], new: Sequence[RunNumbers]) -> str:
-    """Return the name of the first property that makes the losses of two sets of runs incomparable, or ""."""
-    for attribute, name in MEASURED_ON.items():
-        known = [{getattr(run, attribute) for run in runs} for runs in (base, new)]
-        if base and new and known[0] != known[1]:
-            return name
-    return ""
-
-
-def ranks(number: int, device: str) -> str:
-    """Return "4 GPUs", or "2 ranks" on the CPU."""
-    return plural(number, "rank" if device == "cpu" else "GPU")
-
-
-def short(sha256: str | None) -> str:
-    """Return the first characters of a hash."""
-    return sha256[:SHORT_HASH] if sha256 else "unknown"
-
-
-def groups_of(runs: Sequence[RunNumbers], level: float = LEVEL) -> tuple[GroupNumbers, ...]:
-    """Return the groups of runs that differ only in their seed. Runs on different data are never in one group.
-
-    level: of the intervals of their means.
-    """
-    known: dict[object, set[str]] = {}
-    for run in runs:
-        if run.data_sha256:
-            known.setdefault(_group_key(run), set()).add(run.data_sha256)
-    members: dict[tuple[object, str | None], list[RunNumbers]] = {}
-    for run in runs:
-        data = run.data_sha256
-        if data is None and not run.counts and len(hashes := known.get(_group_key(run), set())) == 1:
-            (data,) = hashes  # a pending run: it will use the data of the other seeds
-        members.setdefault((_group_key(run), data), []).append(run)
-    names = _group_names([group[0] for group in members.values()], [data for _, data in members], runs)
-    return tuple(
-        GroupNumbers(
-            name=name,
-            axes={label: value for label, value in group[0].axes.items() if label != SEED_AXIS},
-            data_sha256=data,
-            runs=tuple(group),
-            level=level,
-        )
-        for name, ((_, data), group) in zip(names, members.items(), strict=True)
-    )
-
-
-def _group_key(run: RunNumbers) -> object:
-    """Return the settings shared by all runs in a group. A run without axes forms its own group."""
-    return tuple(item for item in run.axes.items() if item[0] != SEED_AXIS) or run.name
-
-
-def _group_names(firsts: Sequence[RunNumbers], data: Sequence[str | None], runs: Sequence[RunNumbers]) -> list[str]:
-    """Return a name for each group; groups that differ only in their data get its hash."""
-    devices = {run.device for run in runs if run.device}
-    device = devices.pop() if len(devices) == 1 else ""  # for pending runs, whose device is unknown
-    varying = varying_axes(runs)
-    names = [", ".join([configuration_name(run, varying), *_ranks_of(run, device)]) for run in firsts]
-    return [
-        name if names.count(name) == 1 else f"{name}, data {short(sha256)}"
-        for name, sha256 in zip(names, data, strict=True)
-    ]
-
-
-def varying_axes(runs: Sequence[RunNumbers]) -> set[str]:
-    """Return the axes with several values."""
-    labels = {label for run in runs for label in run.axes}
-    return {label for label in labels if len({run.axes.get(label) for run in runs}) > 1}
-
-
-def configuration_name(run: RunNumbers, varying: Iterable[str]) -> str:
-    """Return the display name of a configuration: optimizer and varying axes, without seed and number of GPUs."""
-    parts = [run.optimizer] if run.optimizer else []
-    for label, value in run.axes.items():
-        if label in varying and label not in ("optimizer", SEED_AXIS, GPUS_AXIS):
-            parts.append(value if label in PLAIN_AXES else f"{label} {value}")
-    return ", ".join(parts) or run.name
-
-
-def _ranks_of(run: RunNumbers, device: str) -> list[str]:
-    return [ranks(run.world_size, run.device or device)] if run.world_size else []
+ENDED = (Status.FAILED, Status.STOPPED, Status.SKIPPED)  # without a result
+TO_END = (Status.PLANNED, Status.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rankings:
-    """The rankings of a matrix, and what adaptive seeds leave for later."""
+class Group:
+    """The runs of a family. replay: of adaptive seeds."""
 
-    rankings: tuple[Ranking, ...]
-    reserve: frozenset[str] = frozenset()  # runs that the verdict does not want (now)
+    family: Family
+    runs: Mapping[str, Sequence[Run]]  # configuration -> its runs
+    replay: Replay | None
+    confidence: float
 
+    @property
+    def measure(self) -> str:
+        return BITS if self.family.in_bits else LOSS
 
-def rankings_of(
-    runs: Sequence[RunNumbers],
-    groups: Sequence[GroupNumbers],
-    plan: Plan,
-    *,
-    spent: bool = False,
-) -> Rankings:
-    """Return one ranking per family of comparable losses, then one by bits per byte per text with several tokenizers.
+    def counted(self, name: str) -> list[Run]:
+        """Return the runs in the mean of a configuration: without results that no round of adaptive seeds asked for."""
+        runs = (run for run in self.runs[name] if run.counts and getattr(run, self.measure) is not None)
+        return [run for run in runs if self.replay is None or run.seed in self.replay.asked[name]]
 
-    Families without a loss, or whose data is unknown, are left out.
-    spent: the budget of the matrix is spent.
-    """
-    group_of = {run.name: group for group in groups for run in group.runs}
-    rules, families = plan.verdict, families_of_plan(plan)
-    ends = {run.name: run.end for run in runs if run.end is not None}
-    replays: Sequence[Replay | None] = [None] * len(families)
-    reserve: frozenset[str] = frozenset()
-    if has_adaptive_seeds(rules):
-        seeds = adaptive_seeds(families, ends)
-        replays, reserve = seeds.replays, seeds.reserve({run.name: run.status for run in runs})
-    found = []
-    for family, replay in zip(families, replays, strict=True):
-        names = _group_of_each(family, group_of)
-        shown = {name: group.name for name, group in names.items()}
-        verdict = verdict_on(family.losses(ends), family.rules) if replay is None else replay.verdict
-        if replay is not None and replay.wanted and spent:
-            verdict = without_budget(verdict)
-        if replay is not None:
-            names = {name: _asked_for(group, replay.asked[name]) for name, group in names.items()}
-        members = list({names[name].name: names[name] for name in family.configurations}.values())
-        ranked = [group for group in members if group.losses]
-        if not ranked or not members[0].data_sha256:
-            continue
-        ranking = _ranking(members[0].data_sha256, members, _renamed(verdict, shown), reserve)
-        found.append(replace(ranking, replay=replay))
-    return Rankings(rankings=(*found, *_rankings_by_text(groups, rules)), reserve=reserve)
+    def losses(self, name: str) -> list[float]:
+        return [getattr(run, self.measure) for run in self.counted(name)]
 
 
-def without_budget(verdict: FamilyVerdict) -> FamilyVerdict:
-    """Return the verdict of a matrix whose budget is spent: open comparisons that would get a seed get none."""
-
-    def pair_without(pair: PairVerdict) -> PairVerdict:
-        ended = pair.outcome is PairOutcome.OPEN and pair.no_more is None
-        return replaced(pair, no_more=NoMoreSeeds.BUDGET) if ended else pair
-
-    return replaced(verdict, pairs=tuple(pair_without(pair) for pair in verdict.pairs))
-
-
-def _group_of_each(family: Family, group_of: Mapping[str, GroupNumbers]) -> dict[str, GroupNumbers]:
-    """Return the group of each configuration of a family, with its runs in the family alone."""
-    own: dict[str, set[str]] = {name: set() for name in family.configurations}
+def group_of(family: Family, runs: Mapping[str, Run], replay: Replay | None) -> Group:
+    """Return the runs of a family. runs: of the matrix, by name."""
+    found: dict[str, list[Run]] = {name: [] for name in family.configurations}
     for (name, _), run in family.runs.items():
-        own[name].add(run)
-    groups = {name: group_of[next(iter(runs))] for name, runs in own.items()}
-    return {
-        name: replace(group, runs=tuple(run for run in group.runs if run.name in own[name]))
-        for name, group in groups.items()
-    }
+        found[name].append(runs[run])
+    return Group(family=family, runs=found, replay=replay, confidence=family.rules.confidence)
 
 
-def _asked_for(group: GroupNumbers, seeds: Collection[int]) -> GroupNumbers:
-    """Return a group without the results that no round of adaptive seeds asked for: they are not in the verdict."""
-    return replace(group, runs=tuple(run for run in group.runs if run.end is None or run.seed in seeds))
+def configurations_of(group: Group) -> list[Configuration]:
+    """Return the configurations of a family."""
+    found = [_configuration(group, name) for name in group.family.configurations]
+    fronts = {quantity: _front(found, quantity) for quantity in FRONTS}
+    return [replaced(one, front=tuple(q for q in FRONTS if one.name in fronts[q])) for one in found]
 
 
-def _renamed(verdict: FamilyVerdict, names: Mapping[str, str]) -> FamilyVerdict:
-    """Return a verdict with the names that the report gives to its configurations."""
-    baseline = verdict.rules.baseline
-    return FamilyVerdict(
-        rules=replaced(verdict.rules, baseline=None if baseline is None else names[baseline]),
-        reference=names[verdict.reference],
-        means={names[name]: value for name, value in verdict.means.items()},
-        pairs=tuple(replaced(pair, a=names[pair.a], b=names[pair.b]) for pair in verdict.pairs),
-        diverged={names[name]: number for name, number in verdict.diverged.items()},
+def _configuration(group: Group, name: str) -> Configuration:
+    runs, counted, losses = group.runs[name], group.counted(name), group.losses(name)
+    return Configuration(
+        name=name,
+        axes=dict(group.family.configurations[name]),
+        data_sha256=runs[0].data_sha256,
+        runs=tuple(run.name for run in runs),
+        counted=tuple(run.name for run in counted),
+        seeds=tuple(run.seed for run in counted if run.seed is not None),
+        ends=dict(Counter(word for run in runs if not run.counts and (word := _ending(run)))),
+        pending=sum(not run.counts and not run.reserve and not _ending(run) for run in runs),
+        mean=mean(losses) if losses else None,
+        deviation=sample_deviation(losses),
+        interval=mean_interval(losses, group.confidence) if len(set(losses)) > 1 else None,
+        amounts={
+            quantity: found for quantity in _quantities() if (found := _amount(counted, quantity, group.confidence))
+        },
     )
 
 
-def _rankings_by_text(groups: Sequence[GroupNumbers], rules: VerdictRules) -> Iterable[Ranking]:
-    """Yield one ranking by bits per byte for each text that runs read with several tokenizers."""
-    by_text: dict[str, list[GroupNumbers]] = {}
-    for group in groups:
-        # Losses per token are not comparable between tokenizers, bits per byte of the same text are.
-        in_bits = replace(group, metric=BITS)
-        if in_bits.losses and group.data_sha256 and group.runs[0].text:
-            by_text.setdefault(group.runs[0].text, []).append(in_bits)
-    for members in by_text.values():
-        if len({group.runs[0].tokenizer for group in members}) > 1:
-            verdict = _verdict_by_text(members, rules)
-            yield replace(_ranking("", members, verdict), metric=BITS, notes=(SAMPLED,))
+def _ending(run: Run) -> str:
+    """Return how a run ended that is in no mean, "" if it has not."""
+    if run.diverged:
+        return "diverged"
+    if run.status is Status.FINISHED:
+        return "finished without a loss"
+    return str(run.status) if run.status in ENDED and not run.reserve else ""
 
 
-def _verdict_by_text(members: Sequence[GroupNumbers], rules: VerdictRules) -> FamilyVerdict:
-    """Return the verdict on groups by bits per byte. The margin and the baseline are those of losses per token."""
-    if not (rules.seeds_auto and rules.seeds):
-        losses = {group.name: dict(group.losses) for group in members}
-        return verdict_on(losses, Rules(confidence=rules.confidence))
-    # The rankings by loss chose the number of seeds, by differences that are here, too: a test of a fixed number would
-    # call equal configurations different in 8 % of the matrices. A sequential p holds whenever the seeds end.
-    verdict = verdict_on(
-        {group.name: _outcomes(group) for group in members},
-        Rules(seeds=rules.seeds, seeds_min=rules.seeds_min, confidence=rules.confidence),
+def _quantities() -> list[str]:
+    types = RunNumbers.__annotations__
+    numbers = [name for name, kind in types.items() if "str" not in kind and name not in NOT_AMOUNTS]
+    return [*numbers, *MORE_AMOUNTS]
+
+
+def value_of(run: Run, quantity: str) -> float | None:
+    """Return what a run takes of a quantity. Simulated energy is none, and a reused run was paid for elsewhere."""
+    if quantity == "joules":
+        return None if run.gpu is None or run.gpu.simulated else run.gpu.totals.joules
+    if quantity == "dollars" and run.reused_from:
+        return None
+    found: float | None = getattr(run, quantity)
+    return found
+
+
+def _amount(runs: Sequence[Run], quantity: str, level: float) -> Amount | None:
+    values = [value for run in runs if (value := value_of(run, quantity)) is not None]
+    if not values:
+        return None
+    interval = mean_interval(values, level)
+    return Amount(
+        mean=mean(values),
+        half=None if interval is None else (interval.high - interval.low) / 2,
+        low=min(values),
+        high=max(values),
+        runs=len(values),
     )
-    pairs = (
-        replaced(pair, no_more=NoMoreSeeds.OTHER_RANKING)
-        if pair.outcome is PairOutcome.OPEN and pair.no_more is None
-        else pair
-        for pair in verdict.pairs
-    )
-    return replaced(verdict, pairs=tuple(pairs))
 
 
-def _outcomes(group: GroupNumbers) -> dict[int, float | None]:
-    """Return the metric of the seeds that are over, as `kmatrix.verdict.family.Losses` has it."""
-    losses = group.losses
-    return {
-        run.seed: losses.get(run.seed, math.inf if run.diverged else None)
-        for run in group.runs
-        if run.seed is not None and run.end is not None
-    }
+def _front(configurations: Sequence[Configuration], quantity: str) -> set[str]:
+    """Return the configurations of which no other one has less of a quantity and a lower mean loss."""
+    known = [
+        (one.amounts[quantity].mean, one.mean, one.name)
+        for one in configurations
+        if one.mean is not None and quantity in one.amounts
+    ]
+    found, lowest = set(), math.inf
+    for _, loss, name in sorted(known):
+        if loss < lowest:
+            found.add(name)
+            lowest = loss
+    return found
 
 
-def _ranking(
-    sha256: str, members: Sequence[GroupNumbers], verdict: FamilyVerdict, reserve: Collection[str] = ()
-) -> Ranking:
-    # By name, too: equal means must not change places between two reports.
-    ordered = sorted((group for group in members if group.losses), key=lambda group: (group.mean, group.name))
+def ranking_of(
+    group: Group, configurations: Sequence[Configuration], ends: Mapping[str, SeedEnd], matrix: Path, *, spent: bool
+) -> Ranking | None:
+    """Return the ranking of a family, None if no run of it is over or its data are unknown.
+
+    configurations: of the family.  spent: the budget of the matrix is spent.
+    """
+    family, replay = group.family, group.replay
+    by_name = {one.name: one for one in configurations}
+    over = [one.name for one in configurations if one.mean is not None or one.ends]
+    if not over or not (family.data_sha256 or family.in_bits):
+        return None
+    verdict = verdict_on(family.losses(ends), family.rules) if replay is None else replay.verdict
+    pairs = verdict.pairs
+    if replay is not None and replay.wanted and spent:
+        pairs = tuple(map(_without_budget, pairs))
+    # The leader first: its mean may be over other seeds. By name, too: equal means must not change places.
+    leader = verdict.reference if verdict.rules.baseline is None else ""
+    ranked = [one for one in configurations if one.mean is not None]
+    ranked.sort(key=lambda one: (one.name != leader, one.mean, one.name))
+    order = tuple(one.name for one in ranked)
+    against = [pair for pair in pairs if pair.a == verdict.reference]
+    main = _main(against, order, has_baseline=verdict.rules.baseline is not None)
+    counted = [run for name in order for run in group.counted(name)]
+    unfinished = [run for runs in group.runs.values() for run in runs if run.status in TO_END and not run.reserve]
+    has_baseline = verdict.rules.baseline is not None
+    still_open = open_pairs(verdict.reference, pairs, has_baseline=has_baseline)
     ranking = Ranking(
-        data_sha256=sha256,
-        groups=tuple(ordered),
-        verdict=verdict,
-        without_result=tuple(_without_result(members, reserve)),
-        notes=tuple(differences([run for group in ordered for run in group.counted])),
+        measure=group.measure,
+        unit=UNITS[group.measure],
+        data_sha256=family.data_sha256 or None,
+        state=_state(order, pairs, against, still_open),
+        preliminary=bool(unfinished),
+        order=order,
+        no_result=tuple(name for name in over if name not in order),
+        shared_seeds=_shared_seeds([by_name[name] for name in order]),
+        baseline=verdict.rules.baseline,
+        reference=verdict.reference,
+        confidence=verdict.rules.confidence,
+        min_difference=verdict.rules.min_difference,
+        family_size=verdict.size,
+        pairs=pairs,
+        main=main,
+        costs=tuple(_costs(main, group)),
+        seeds_auto=None
+        if replay is None
+        else AdaptiveSeeds(
+            rounds=replay.rounds,
+            wanted=len(replay.wanted),
+            unused=replay.unused,
+            seeds_min=verdict.rules.seeds_min,
+            seeds_max=len(verdict.rules.seeds),
+        ),
+        reused=sum(bool(run.reused_from) for run in counted),
+        notes=(*differences(counted), *([SAMPLED] if family.in_bits else [])),
+        more_seeds=needed(still_open),
     )
-    return replace(ranking, costs=tuple(_costs(ranking)))
+    return replaced(ranking, command=_command(ranking, group, matrix))
 
 
-def _without_result(members: Sequence[GroupNumbers], reserve: Collection[str]) -> Iterator[GroupNumbers]:
-    """Yield the configurations of which some runs are over and none has a loss, without their runs in reserve."""
-    for group in members:
-        if not group.losses and any(run.end is not None or run.status is Status.FAILED for run in group.runs):
-            yield replace(group, runs=tuple(run for run in group.runs if run.name not in reserve))
+def differences(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the properties in which compared runs differ, each with its consequence."""
+    for field, name, consequence in DIFFERENCES:
+        known = {value for run in runs if (value := getattr(run, field))}
+        if len(known) > 1:
+            listed = ", ".join(value if isinstance(value, str) else f"{value:,}" for value in sorted(known))
+            yield f"the runs differ in {name} ({listed}): {consequence}"
 
 
-def _costs(ranking: Ranking) -> Iterable[CostDifference]:
-    """Yield the costs of the winner of the main comparison, relative to the other one."""
-    main, by_name = ranking.main_pair, {group.name: group for group in ranking.groups}
-    if main is None or main.a not in by_name or main.b not in by_name:
+def open_pairs(reference: str, pairs: Sequence[Pair], *, has_baseline: bool) -> list[Pair]:
+    """Return the open comparisons of the reference, without those of configurations that are worse than a third one."""
+    beaten = set()
+    if not has_baseline:
+        beaten = {pair.b for pair in pairs if pair.outcome is PairOutcome.BETTER}
+        beaten |= {pair.a for pair in pairs if pair.outcome is PairOutcome.WORSE}
+    mine = [pair for pair in pairs if pair.a == reference and pair.difference is not None]
+    return [pair for pair in mine if pair.outcome is PairOutcome.OPEN and pair.b not in beaten]
+
+
+def needed(pairs: Sequence[Pair]) -> int:
+    """Return the seeds that would decide these open comparisons, of those that need at most MOST_PROPOSED; else 0."""
+    return max((more for pair in pairs if (more := pair.more_seeds or 0) <= MOST_PROPOSED), default=0)
+
+
+def _main(against: Sequence[Pair], order: Sequence[str], *, has_baseline: bool) -> Pair | None:
+    """Return the comparison of the reference that a headline is about; None without two configurations with a loss.
+
+    With a leader it is the closest that it beats, with a baseline the one that beats it by most; else one that is
+    equivalent, else the closest.
+    """
+
+    def size(pair: Pair) -> float:
+        return math.inf if pair.difference is None else abs(pair.difference)
+
+    outcomes = [PairOutcome.BETTER, PairOutcome.WORSE, PairOutcome.EQUIVALENT, PairOutcome.OPEN]
+    if has_baseline:
+        outcomes = [PairOutcome.WORSE, PairOutcome.EQUIVALENT, PairOutcome.OPEN, PairOutcome.BETTER]
+    for outcome in outcomes if len(order) > 1 else []:
+        if found := [pair for pair in against if pair.outcome is outcome]:
+            return max(found, key=size) if outcome is PairOutcome.WORSE else min(found, key=size)
+    return None
+
+
+def _state(order: Sequence[str], pairs: Sequence[Pair], against: Sequence[Pair], still_open: Sequence[Pair]) -> State:
+    if len(order) < 2:
+        return State.NO_COMPARISON if order else State.NO_RESULT
+    if all(pair.p_holm is None for pair in pairs):
+        return State.NOT_EVIDENCE
+    if not still_open:
+        return State.DECIDED
+    return State.OPEN if len(still_open) == sum(pair.difference is not None for pair in against) else State.PARTLY
+
+
+def _shared_seeds(ranked: Sequence[Configuration]) -> tuple[int, ...]:
+    """Return the seeds that all have, () if all have the same: means over different seeds do not subtract."""
+    seeds = [set(one.seeds) for one in ranked]
+    shared = set.intersection(*seeds) if seeds else set()
+    return tuple(sorted(shared)) if any(own != shared for own in seeds) else ()
+
+
+def _costs(main: Pair | None, group: Group) -> Iterator[Cost]:
+    """Yield the costs of the better one of the main comparison, relative to the other one."""
+    if main is None:
         return
-    winner, other = (main.b, main.a) if main.outcome is PairOutcome.WORSE else (main.a, main.b)
-    for quantity in CostQuantity:
-        a, b = ([cost for run in by_name[name].counted if (cost := _cost(run, quantity))] for name in (winner, other))
-        if a and b:
-            yield CostDifference(
-                quantity=quantity,
-                a=winner,
-                b=other,
-                mean_a=mean(a),
-                mean_b=mean(b),
-                p=_welch_p(a, b),
-                fewest=min(len(a), len(b)),
-            )
-
-
-def _cost(run: RunNumbers, quantity: CostQuantity) -> float | None:
-    match quantity:
-        case CostQuantity.STEP_TIME:
-            return run.step_ms
-        case CostQuantity.MEMORY:
-            return run.peak_memory_mib
-        case CostQuantity.ENERGY:
-            return run.measured_joules_per_token
+    a, b = (main.b, main.a) if main.outcome is PairOutcome.WORSE else (main.a, main.b)
+    for quantity in COSTS:
+        values = [[v for run in group.counted(name) if (v := value_of(run, quantity)) is not None] for name in (a, b)]
+        if all(values):
+            means = mean(values[0]), mean(values[1])
+            yield Cost(
+                quantity=quantity, a=a, b=b, mean_a=means[0], mean_b=means[1], ratio=means[0] / means[1],
+                p=_welch_p(*values), runs=(len(values[0]), len(values[1])),
+            )  # fmt: skip
 
 
 def _welch_p(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return the two-sided p of Welch's test, None if there is none: costs of equal seeds are not paired."""
-    numbered = dict(enumerate(a)), dict(enumerate(b, start=len(a)))
-    return tested(("a", "b"), *numbered, Rules()).p
+    return tested(("a", "b"), dict(enumerate(a)), dict(enumerate(b, start=len(a))), Rules()).p
+
+
+def _without_budget(pair: Pair) -> Pair:
+    """Return a pair of a matrix whose budget is spent: an open comparison that would get a seed gets none."""
+    ended = pair.outcome is PairOutcome.OPEN and pair.no_more is None
+    return replaced(pair, no_more=NoMoreSeeds.BUDGET) if ended else pair
+
+
+def _command(ranking: Ranking, group: Group, matrix: Path) -> str | None:
+    """Return the command that runs what would decide what is open, None if there is none worth proposing."""
+    runs = [run for known in group.runs.values() for run in known]
+    if any(run.status is Status.RUNNING for run in runs):
+        return None  # they run already, or what runs may decide it
+    if ranking.seeds_auto.wanted if ranking.seeds_auto else ranking.preliminary:
+        return make_command("continue", matrix)  # planned seeds come before further ones
+    if ranking.seeds_auto:
+        at_most = [
+            pair for pair in ranking.pairs if pair.a == ranking.reference and pair.no_more is NoMoreSeeds.MAXIMUM
+        ]
+        more = needed(at_most)
+        most = str(ranking.seeds_auto.seeds_max + more)
+        return make_command("add", matrix, MATRIX_SEEDS_MAX=most) if more else None
+    seeds = {run.seed for run in runs if run.seed is not None}
+    more = ranking.more_seeds
+    if ranking.state is State.NOT_EVIDENCE and ranking.reference in ranking.order:
+        more = MORE_SEEDS  # without a loss of the baseline, more seeds of the others allow no test
+    if not more or not seeds:
+        return None
+    return make_command("add", matrix, SEED=",".join(str(max(seeds) + place) for place in range(1, more + 1)))

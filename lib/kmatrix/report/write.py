@@ -2,71 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+import io
+import re
+import shlex
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+import msgspec
 
 from kmatrix.errors import RecordError
-from kmatrix.records.files import write_text
+from kmatrix.records.decode import as_json
+from kmatrix.records.files import write_bytes, write_text
+from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import MatrixDir
-from kmatrix.report import graphs
-from kmatrix.report.folders import with_timelines
-from kmatrix.report.formats.junit import write_junit
-from kmatrix.report.formats.results_csv import write_csv
-from kmatrix.report.formats.results_json import write_all_results, write_results
-from kmatrix.report.formats.results_md import write_markdown
-from kmatrix.report.gpu.graphs import device_timelines
-from kmatrix.report.gpu.graphs import matrix as gpu_graphs
-from kmatrix.report.numbers import MatrixNumbers, gpu_runs
-from kmatrix.report.page import assemble
-from kmatrix.report.summary import render_summary, tracker_lines
-from kmatrix.text import make_command
+from kmatrix.records.runs import Status
+from kmatrix.records.tracking import first_of_each, pending_messages, sync_status
+from kmatrix.report.gpu.results import Gpu
+from kmatrix.report.render import MARKDOWN, TEXT, render
+from kmatrix.report.results import Results, Run
+from kmatrix.text import make_command, printable, shortened
 
 T = TypeVar("T")
+# Spreadsheets evaluate a cell that begins like this (OWASP, CSV injection).
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
+MOST_CELL = 32_767  # characters, the limit of Excel
+NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, production 2
+MOST_MESSAGE, MOST_LINE = 1_000, 2_000  # characters of an attribute, and of a line of a log
+WHY_SKIPPED = {
+    Status.RUNNING: "running: it has not ended yet",
+    Status.PLANNED: "planned: it has not started",
+    Status.STOPPED: "stopped",
+    Status.SKIPPED: "skipped",
+}
 
 
-def write_summary(numbers: MatrixNumbers) -> str:
+def write_summary(matrix: MatrixDir, results: Results) -> str:
     """Write the summary and the files for other programs; return the text of the summary.
 
     The summary lists the page and the graphs that exist: make them first.
     """
-    matrix = MatrixDir(numbers.path)
     drawn = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
     page = [matrix.page.name] if matrix.page.exists() else []
     writers: dict[Path, Callable[[], None]] = {
-        matrix.results: lambda: write_results(matrix, numbers),
-        matrix.all_results: lambda: write_all_results(matrix, numbers),
-        matrix.report_md: lambda: write_markdown(matrix.report_md, numbers),
-        matrix.results_csv: lambda: write_csv(matrix.results_csv, numbers),
-        matrix.junit: lambda: write_junit(matrix.junit, numbers),
+        matrix.results: lambda: write_bytes(matrix.results, results_json(results)),
+        matrix.all_results: lambda: write_bytes(matrix.all_results, indented([original(run) for run in results.runs])),
+        matrix.report_md: lambda: write_text(matrix.report_md, markdown(matrix, results)),
+        matrix.results_csv: lambda: write_text(matrix.results_csv, results_csv(results)),
+        matrix.junit: lambda: write_bytes(matrix.junit, junit(results)),
     }
     files = [matrix.summary.name, *(path.name for path in writers), *page, *drawn]
-    text = render_summary(numbers, tracker_lines(matrix), files)
+    text = summary(results, tracker_lines(matrix), files, matrix.path.name)
     # The summary last: it refers to the other files.
     for write in (*writers.values(), lambda: write_text(matrix.summary, text)):
-        _write(matrix, write)
+        written(matrix, write)
     return text
 
 
-def write_page(numbers: MatrixNumbers) -> Path:
-    """Write report.html, and return its path."""
-    return _write(MatrixDir(numbers.path), lambda: assemble.write_page(numbers))
-
-
-def draw_graphs(numbers: MatrixNumbers) -> tuple[list[Path], list[str]]:
+def draw_graphs(matrix: MatrixDir, results: Results) -> tuple[list[Path], list[str]]:
     """Draw every graph that has data; return the files, and the reason for each graph that was not drawn."""
-    matrix = MatrixDir(numbers.path)
-    files, missing = _write(matrix, lambda: graphs.draw(numbers, matrix.graphs))
-    runs = gpu_runs(numbers)
-    timed = with_timelines(matrix.path, runs)
-    more, more_missing = _write(matrix, lambda: gpu_graphs.draw(matrix.name, timed, matrix.graphs))
-    over_time, none_over_time = _write(
-        matrix, lambda: device_timelines.draw(matrix.name, runs, matrix.path, matrix.graphs)
-    )
-    return [*files, *over_time, *more], [*missing, *none_over_time, *more_missing]
+    from kmatrix.report import graphs
+
+    return written(matrix, lambda: graphs.draw(results, matrix.graphs))
 
 
-def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:
+def written(matrix: MatrixDir, action: Callable[[], T]) -> T:
     """Call `action`. Raises RecordError if the disk is full or the directory is not writable."""
     try:
         return action()
@@ -77,3 +80,172 @@ def _write(matrix: MatrixDir, action: Callable[[], T]) -> T:
             why=f"{error.filename or matrix.path}: {error.strerror or error}",
             hint=f"free disk space or fix the permissions, then run `{again}`: the runs are not affected",
         ) from None
+
+
+def summary(results: Results, trackers: Sequence[str] = (), files: Sequence[str] = (), folder: str = "") -> str:
+    """Return the content of summary_report.txt. trackers: lines about them.  files: of the report, in `folder`."""
+    return render(TEXT, "summary.txt.j2", results, trackers=trackers, files=files, folder=folder)
+
+
+def markdown(matrix: MatrixDir, results: Results) -> str:
+    """Return the content of report.md, to be pasted into a pull request. Tables are GitHub's."""
+    best = [run for one in results.configurations for run in one.counted]
+    run = shlex.quote(str(Path(matrix.name, best[0]))) if best else ""
+    return render(MARKDOWN, "report.md.j2", results, reproduce=f"make reproduce RUN={run}")
+
+
+def ending(results: Results, files: Sequence[str]) -> str:
+    """Return the short form of the report, which ends a matrix on the terminal. files: with the whole report."""
+    return render(TEXT, "ending.txt.j2", results, files=files)
+
+
+def tracker_lines(matrix: MatrixDir) -> list[str]:
+    """Return the link of each run's trackers and their pending uploads; empty without a tracker."""
+    runs = [(run.name, sent) for run in read_plan(matrix.path).runs for sent in sync_status(matrix.run(run.name))]
+    links = [f"{name}  {sent.tracker}  {sent.points} steps  {sent.link}" for name, sent in runs if sent.link]
+    return [*links, *first_of_each((sent.tracker, sent.how) for _, sent in runs), *pending_messages(runs, matrix.path)]
+
+
+def results_json(results: Results) -> bytes:
+    """Return the content of results.json: null for what is unknown, for NaN and infinity."""
+    return indented(results)
+
+
+def indented(value: object) -> bytes:
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    except UnicodeEncodeError:  # a file name that is not UTF-8: its bytes are replaced by "?"
+        return indented(_clean(as_json(value)))
+
+
+def schema() -> bytes:
+    """Return the JSON Schema (draft 2020-12) of results.json."""
+    found = msgspec.json.schema(Results)
+    return indented({"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "results.json", **found})
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def original(run: Run) -> dict[str, Any]:
+    """Return the numbers of a run by their names in the original project: an object of all_results.json.
+
+    Unknown values are None. An unfinished run has no final loss.
+    """
+    gpu = run.gpu or Gpu()
+    main, whole = gpu.training or gpu.totals, gpu.totals
+    numbers = {
+        "final_val_loss": run.final_val_loss if run.counts else None,
+        "best_val_loss": run.best_val_loss,
+        "final_perplexity": run.perplexity if run.counts else None,
+        "total_time": run.seconds,
+        "model_params": run.params,
+        "tokens": run.tokens,
+        "tokens_per_second": run.tokens_per_second,
+        "mfu": run.mfu,
+        "joules": whole.joules,
+        "joules_per_token": main.joules_per_token,
+        "joules_per_token_run": whole.joules_per_token,
+        "gpu_memory_mean": main.memory_used_mean,
+        "gpu_memory_mean_run": whole.memory_used_mean,
+        "gpu_memory_max": whole.memory_used_max,
+        "sparsity": run.sparsity,
+        "gpu_simulated": run.gpu.simulated if run.gpu else None,
+    }
+    same = [*("run_id", "model", "optimizer", "pruning", "target_sparsity", "reason", "reused_from", "wall_s")]
+    same += ["gpu_hours", "dollars", "world_size", "global_batch", "seed"]
+    identity = {
+        "test_id": run.name,
+        "elapsed_time": run.seconds,
+        "success": run.status is Status.FINISHED,
+        "status": str(run.status),
+        "axes": run.axes,
+    }
+    failure = {"error": run.reason or "no reason recorded"} if run.status is Status.FAILED else {}
+    return {**numbers, **{name: getattr(run, name) for name in same}, **identity, **failure}
+
+
+def results_csv(results: Results) -> str:
+    """Return the content of results.csv (RFC 4180): a row per run; unknown values are empty cells."""
+    file = io.StringIO()
+    writer = csv.writer(file)
+    fields = [name for name in scalars() if name != "name"]
+    axes = list(results.axes)
+    titles = ("run", *(f"axis {label}" for label in axes), *fields, "joules", "simulated")
+    writer.writerow([_cell(title) for title in titles])
+    for run in results.runs:
+        energy = (None, None) if run.gpu is None else (run.gpu.totals.joules, run.gpu.simulated)
+        values = [run.name, *(run.axes.get(label, "") for label in axes), *(getattr(run, name) for name in fields)]
+        writer.writerow([_cell(value) for value in (*values, *energy)])
+    return file.getvalue()
+
+
+def scalars() -> list[str]:
+    """Return the fields of a run that are one value: texts, numbers, true or false."""
+    from msgspec import inspect
+
+    one = (inspect.StrType, inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.EnumType, inspect.NoneType)
+    found = inspect.type_info(Run)
+    assert isinstance(found, inspect.StructType)
+
+    def is_scalar(kind: inspect.Type) -> bool:
+        if isinstance(kind, inspect.Metadata):
+            return is_scalar(kind.type)
+        return all(map(is_scalar, kind.types)) if isinstance(kind, inspect.UnionType) else isinstance(kind, one)
+
+    return [field.name for field in found.fields if is_scalar(field.type)]
+
+
+def _cell(value: object) -> str:
+    """Return a value as a cell. Text that a spreadsheet would evaluate gets an apostrophe; numbers stay as they are."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = printable(str(value))[:MOST_CELL]
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def junit(results: Results) -> bytes:
+    """Return the content of junit.xml: a suite with a test case per run.
+
+    The format has no specification; the elements and attributes are those that Jenkins, GitLab and pytest agree on.
+    """
+    counts = {
+        "tests": str(len(results.runs)),
+        "failures": str(sum(run.status is Status.FAILED for run in results.runs)),
+        "errors": "0",
+        "skipped": str(sum(run.status in WHY_SKIPPED for run in results.runs)),
+        "time": f"{sum(run.wall_s for run in results.runs):.3f}",
+    }
+    root = Element("testsuites", {"name": _xml(results.name), **counts})
+    suite = SubElement(root, "testsuite", {"name": _xml(results.name), **counts})
+    if results.created is not None:
+        suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(results.created)))
+    if host := results.provenance.get("host"):
+        suite.set("hostname", _xml(str(host)))
+    for run in results.runs:
+        case = SubElement(suite, "testcase", {"classname": _xml(results.name), "name": _xml(run.name)})
+        case.set("time", f"{run.wall_s:.3f}")
+        if run.status is Status.FAILED:
+            message = _xml(run.reason or "no reason recorded")
+            failure = SubElement(case, "failure", {"message": message, "type": _xml(run.kind or "failed")})
+            failure.text = "\n".join(_xml(line, MOST_LINE) for line in run.log_tail)
+        elif run.status in WHY_SKIPPED:
+            why = ": ".join(filter(None, [WHY_SKIPPED[run.status], run.reason]))
+            message = "reserve: the verdict does not need it" if run.reserve else _xml(why)
+            SubElement(case, "skipped", {"message": message})
+    indent(root)
+    return bytes(tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _xml(text: str, most: int = MOST_MESSAGE) -> str:
+    """Return text that XML may contain, without control sequences and of limited length."""
+    return shortened(NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(text)), most)

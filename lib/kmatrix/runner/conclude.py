@@ -16,9 +16,9 @@ from kmatrix.records.control import stop_of
 from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
-from kmatrix.report.analysis import analyse
-from kmatrix.report.formats.ending import render_ending
-from kmatrix.report.write import draw_graphs, write_page, write_summary
+from kmatrix.report.analyse import analyse
+from kmatrix.report.page import write_page
+from kmatrix.report.write import draw_graphs, ending, write_summary
 from kmatrix.status.fold import overall
 from kmatrix.status.look import look
 from kmatrix.text import shown
@@ -46,13 +46,13 @@ def conclude(path: Path) -> None:
 
 def report(matrix: MatrixDir, *, draw: bool) -> None:
     """Write the report of a matrix and print its short form with the names of the files. draw: draw the graphs, too."""
-    numbers = analyse(matrix)
-    count = len(draw_graphs(numbers)[0]) if draw else 0
-    page = write_page(numbers)
-    write_summary(numbers)
+    results = analyse(matrix)
+    count = len(draw_graphs(matrix, results)[0]) if draw else 0
+    page = write_page(matrix, results)
+    write_summary(matrix, results)
     files = [f"Report: {shown(page)}", f"Summary: {shown(matrix.summary)}"]
     files += [f"Graphs: {shown(matrix.graphs)} ({count} files)"] if count else []
-    print(render_ending(numbers, files), flush=True)
+    print(ending(results, files), end="", flush=True)
 
 
 def command_of(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from kmatrix.records.runs import Status
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
 from kmatrix.report.gpu.recordings import PATTERNS, text_recordings
 from kmatrix.report.gpu.results import RecordedRun
-from kmatrix.report.render import TEXT, environment
+from kmatrix.report.render import TEXT, environment, plain
 
 
 def find_recorded(target: Path | None, results_dir: Path) -> Path:
@@ -62,30 +62,16 @@ def read_folder(folder: Path) -> tuple[str, Path, list[RecordedRun]]:
 def summarize(folder: Path) -> str:
     """Return the consolidated GPU report of a folder. Raises RecordError if it has no recording."""
     name, _, runs = read_folder(folder)
-    template: Any = environment(TEXT).get_template("gpu.txt").module
-    return str(template.consolidated(name, runs))
+    template: Any = environment(TEXT).get_template("gpu.txt.j2").module
+    return plain(str(template.consolidated(name, runs))).lstrip("\n")
 
 
 def _of_matrix(matrix: MatrixDir) -> list[RecordedRun]:
     """Return the runs of a matrix of kmatrix."""
-    from kmatrix.report.analysis import analyse
+    from kmatrix.report.analyse import analyse
 
-    found = []
-    for run in analyse(matrix).runs:
-        totals = TrainingTotals(
-            tokens=run.tokens,
-            seconds=run.seconds,
-            device=run.device,
-            mfu=run.mfu,
-            wall_s=run.wall_s,
-            gpu_hours=run.gpu_hours,
-            dollars=run.dollars,
-            reused=bool(run.reused_from),
-            running=run.status is Status.RUNNING,
-        )
-        gpu = gpu_of(matrix.run(run.name), totals) if run.attempts else None
-        found.append(RecordedRun(name=run.name, optimizer=run.optimizer, status=str(run.status), gpu=gpu))
-    return found
+    runs = analyse(matrix).runs
+    return [RecordedRun(name=run.name, optimizer=run.optimizer, status=str(run.status), gpu=run.gpu) for run in runs]
 
 
 def _foreign_runs(folder: Path) -> list[RecordedRun]:

@@ -1,0 +1,218 @@
+"""Analyse a matrix: its runs -> Results. Nothing but files is read, and nothing is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from kmatrix.errors import RecordError
+from kmatrix.records.decode import replaced
+from kmatrix.records.matrix import run_files
+from kmatrix.records.paths import MatrixDir
+from kmatrix.records.runs import Status
+from kmatrix.report.facts import facts_of
+from kmatrix.report.ranking import configurations_of, group_of, ranking_of
+from kmatrix.report.read import read_runs
+from kmatrix.report.render import headlines
+from kmatrix.report.results import Configuration, Ranking, Results, Run, Scaling, ScalingRow, Sweep
+from kmatrix.report.settings import differing, optimizer_settings, tuning_warnings
+from kmatrix.report.target import reached, target_loss, target_of
+from kmatrix.report.warnings import run_warnings
+from kmatrix.stats import mean
+from kmatrix.status.cost import spent, total_dollars
+from kmatrix.status.fold import overall
+from kmatrix.status.look import Look, look
+from kmatrix.status.wanted import GPUS_AXIS, adaptive_seeds, end_of, families_of_plan, has_adaptive_seeds
+
+PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
+CLOCK_S, CLOCK_SHARE = 5.0, 0.01  # wall and monotonic time of an attempt differ by more: somebody set the clock
+LEAST_SWEEP = 3  # values of an axis: two are a comparison, which the ranking has
+FLAT = 0.00005  # nats/token: a smaller difference of means reads 0.0000
+
+
+def analyse(matrix: MatrixDir) -> Results:
+    """Return the results of a matrix, finished or not, from its files alone.
+
+    Raises RecordError if it has no run, or its matrix.json or requests.json is missing or damaged.
+    """
+    seen = look(matrix.path)
+    if not seen.plan.runs:
+        raise RecordError(f"{matrix.path} has no run", hint="pass TARGET=<matrix directory>, or run `make test-matrix`")
+    return results_of(matrix, seen, read_runs(seen))
+
+
+def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
+    """Return the results of a matrix. runs: all of its runs, in its order."""
+    plan, families = seen.plan, families_of_plan(seen.plan)
+    ends = {name: end for name, state in seen.states.items() if (end := end_of(seen.files[name], state)) is not None}
+    seeds = adaptive_seeds(families, ends) if has_adaptive_seeds(plan.verdict) else None
+    reserve = seeds.reserve({run.name: run.status for run in runs}) if seeds else frozenset()
+    names = {run: name for family in families for (name, _), run in family.runs.items()}
+    runs = [replaced(run, configuration=names[run.name], reserve=run.name in reserve) for run in runs]
+    by_name = {run.name: run for run in runs}
+    replays = seeds.replays if seeds else [None] * len(families)
+    groups = [group_of(family, by_name, replay) for family, replay in zip(families, replays, strict=True)]
+    is_running = any(run.status is Status.RUNNING for run in runs)
+    is_spent = plan.verdict.seeds_auto and not is_running and bool(spent(seen))
+    found = [configurations_of(group) for group in groups]
+    rankings = [
+        ranking
+        for group, configurations in zip(groups, found, strict=True)
+        if (ranking := ranking_of(group, configurations, ends, matrix.path, spent=is_spent)) is not None
+    ]
+    configurations = _with_shared_means([one for each in found for one in each], rankings, by_name)
+    loss, of = target_loss(plan.verdict.target_loss, rankings, configurations)
+    if loss is not None:
+        runs = [replaced(run, reached=reached(run, loss)) for run in runs]
+        by_name = {run.name: run for run in runs}
+        groups = [group_of(group.family, by_name, group.replay) for group in groups]
+    files, fields = run_files(matrix.path), {name: known.train for name, known in seen.files.items()}
+    settings = optimizer_settings(files, fields)
+    states = [state for name, state in seen.states.items() if name not in reserve]
+    last = [attempt.end.at for state in seen.states.values() for attempt in state.attempts if attempt.end]
+    took_s, paused_s = _times(seen)
+    results = Results(
+        name=plan.name or matrix.name,
+        status=Status.PLANNED if all(one.status is Status.PLANNED for one in states) else overall(states),
+        created=plan.created,
+        ended=None if is_running else max(last, default=None),
+        took_s=None if is_running else took_s,
+        paused_s=None if is_running else paused_s,
+        command=plan.command,
+        overrides=plan.overrides,
+        equal=plan.equal,
+        axes=plan.axes,
+        cuts=plan.excluded,
+        counts=_counts(runs),
+        facts=facts_of(plan, runs),
+        dollars=total_dollars(run.dollars for run in runs),
+        rankings=tuple(rankings),
+        configurations=tuple(configurations.values()),
+        target=None if loss is None else target_of(loss, of, groups, ends, list(configurations)),
+        scaling=tuple(_scalings(configurations, by_name)),
+        sweeps=tuple(_sweeps(configurations, rankings)),
+        settings=settings,
+        differing=differing(list(configurations.values()), files, fields),
+        warnings=(*run_warnings(runs), *tuning_warnings(settings)),
+        provenance=plan.provenance,
+        runs=tuple(runs),
+    )
+    return replaced(results, verdict=headlines(results))
+
+
+def _with_shared_means(
+    configurations: Sequence[Configuration], rankings: Sequence[Ranking], runs: Mapping[str, Run]
+) -> dict[str, Configuration]:
+    """Return the configurations by name, those of rankings first; with means over common seeds where seeds differ."""
+    known = {one.name: one for one in configurations}
+    for ranking in rankings:
+        for name in ranking.order if ranking.shared_seeds else ():
+            counted = [runs[run] for run in known[name].counted]
+            losses = [getattr(run, ranking.measure) for run in counted if run.seed in ranking.shared_seeds]
+            known[name] = replaced(known[name], shared_mean=mean(losses))
+    order = [name for ranking in rankings for name in (*ranking.order, *ranking.no_result)]
+    return {name: known[name] for name in dict.fromkeys([*order, *known])}
+
+
+def _counts(runs: Sequence[Run]) -> dict[str, int]:
+    """Return status -> runs, as a reader sees them: runs in reserve are not planned ones."""
+    needed = Counter(run.status for run in runs if not run.reserve)
+    found = {str(status): needed[status] for status in Status if needed[status]}
+    reserve = sum(run.reserve for run in runs)
+    return found | ({"in reserve": reserve} if reserve else {})
+
+
+def _times(seen: Look) -> tuple[float | None, float | None]:
+    """Return the seconds that a matrix took from its creation, without pauses, and those of its pauses.
+
+    Unknown if no attempt has ended, or if the clock was set while one ran: its times do not tell how long the others
+    waited.
+    """
+    spans = []
+    for attempt in (attempt for state in seen.states.values() for attempt in state.attempts):
+        if (end := attempt.end) is None:
+            continue
+        seconds, wall = end.seconds, end.at - attempt.started
+        if end.at and abs(wall - seconds) > max(CLOCK_S, CLOCK_SHARE * seconds):
+            return None, None
+        spans.append((attempt.started, attempt.started + seconds))
+    active = seen.plan.created
+    if active is None or not spans:
+        return None, None
+    took = paused = 0.0
+    for begin, until in sorted(spans):
+        gap = max(0.0, begin - active)
+        paused += gap if gap > PAUSE_S else 0.0
+        took += (0.0 if gap > PAUSE_S else gap) + max(0.0, until - max(begin, active))
+        active = max(active, until)
+    return took, paused
+
+
+def _scalings(configurations: Mapping[str, Configuration], runs: Mapping[str, Run]) -> Iterator[Scaling]:
+    """Yield the throughput of every configuration that finished on at least two numbers of GPUs."""
+    families: dict[object, dict[int, list[Run]]] = {}
+    for one in configurations.values():
+        timed = [run for name in one.counted if (run := runs[name]).tokens_per_second and run.world_size]
+        if timed:
+            rest = tuple(item for item in one.axes.items() if item[0] != GPUS_AXIS)
+            sizes = families.setdefault((rest, one.data_sha256, timed[0].device), {})
+            sizes.setdefault(timed[0].world_size or 1, []).extend(timed)
+    for sizes in families.values():
+        if len(sizes) > 1:
+            first = next(iter(sizes.values()))[0]
+            of_size = ", ".join(part for part in first.configuration.split(", ") if not part.endswith(UNITS))
+            yield Scaling(configuration=of_size or first.optimizer, device=first.device, rows=tuple(_rows(sizes)))
+
+
+UNITS = (" GPU", " GPUs", " rank", " ranks")
+
+
+def _rows(sizes: Mapping[int, Sequence[Run]]) -> Iterator[ScalingRow]:
+    """Yield a row per number of ranks: mean throughput over seeds, relative to the fewest ranks."""
+    fewest, base = 0, 0.0
+    for size, timed in sorted(sizes.items()):
+        speed = mean([run.tokens_per_second or 0.0 for run in timed])
+        fewest, base = fewest or size, base or speed
+        yield ScalingRow(
+            world_size=size,
+            tokens_per_second=speed,
+            speedup=speed / base,
+            efficiency=speed / base / (size / fewest),
+            global_batch=timed[0].global_batch,
+            runs=tuple(run.name for run in timed),
+        )
+
+
+def _sweeps(configurations: Mapping[str, Configuration], rankings: Sequence[Ranking]) -> Iterator[Sweep]:
+    """Yield the loss over each numeric axis of the first ranking, for the configurations that differ in it alone."""
+    ranked = [configurations[name] for name in rankings[0].order] if rankings else []
+    for axis in dict.fromkeys(label for one in ranked for label in one.axes):
+        families: dict[tuple[tuple[str, str], ...], list[tuple[float, Configuration]]] = {}
+        for one in ranked:
+            if (value := _number(one.axes.get(axis, ""))) is not None:
+                rest = tuple(item for item in one.axes.items() if item[0] != axis)
+                families.setdefault(rest, []).append((value, one))
+        shared = set.intersection(*map(set, families)) if len(families) > 1 else set()
+        for rest, points in families.items():
+            if len(points) < LEAST_SWEEP or axis == GPUS_AXIS:
+                continue
+            points.sort(key=lambda point: point[0])
+            means = [one.mean or 0.0 for _, one in points]
+            best = means.index(min(means))
+            spread = max(means) - min(means)
+            yield Sweep(
+                axis=axis,
+                name=", ".join(value for label, value in rest if (label, value) not in shared or len(families) == 1),
+                values=tuple(value for value, _ in points),
+                configurations=tuple(one.name for _, one in points),
+                best=points[best][0],
+                spread=spread,
+                is_edge=best in (0, len(points) - 1) and spread >= FLAT,
+            )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

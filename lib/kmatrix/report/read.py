@@ -1,0 +1,283 @@
+"""Read the runs of a matrix from their files: what the trainer measured, its curves, its recordings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from kmatrix.errors import RecordError, add_damage, take_damage
+from kmatrix.packing import usable_cores
+from kmatrix.records import attempts
+from kmatrix.records.dataset import FLAT
+from kmatrix.records.decode import replaced
+from kmatrix.records.files import last_lines
+from kmatrix.records.matrix import run_files
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import RunFile, RunNumbers, RunResult, Status
+from kmatrix.records.tracking import read_track
+from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
+from kmatrix.report.metrics import Evaluations, Metrics, TrainingLosses
+from kmatrix.report.metrics import read as read_metrics
+from kmatrix.report.results import Attempt, Run, RunAlert
+from kmatrix.status.alerts import Alert, AlertKind, Severity, read_alerts
+from kmatrix.status.cost import spent_of
+from kmatrix.status.fold import FINISHED, Files, State, end_of, loss_of, rule_of
+from kmatrix.status.look import Look
+from kmatrix.status.wanted import GPUS_AXIS, SEED_AXIS, all_axes
+
+LOG_TAIL = 20  # lines kept of a failed run's log
+LARGE = 100e6  # bytes of logs and recordings from which several processes read them
+NOTHING = Metrics(numbers=RunNumbers(), val=Evaluations(), train=TrainingLosses(), first_steps={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is known of a run before its logs are read."""
+
+    folder: RunDir
+    run: RunFile  # as planned
+    axes: Mapping[str, str]
+    files: Files
+    state: State
+
+
+def read_runs(seen: Look) -> tuple[Run, ...]:
+    """Return the runs of a matrix in its order. Raises RecordError if matrix.json is missing or damaged."""
+    sources = [
+        Source(
+            folder=RunDir(seen.path / name),
+            run=run,
+            axes=all_axes(run.axes, run.symbols, seen.plan.axis_entries),
+            files=seen.files[name],
+            state=seen.states[name],
+        )
+        for name, run in run_files(seen.path).items()
+    ]
+    if sum(_bytes(source.folder) for source in sources) < LARGE:
+        return tuple(map(read_run, sources))
+    # Not forked: libraries of this process may have threads.
+    with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
+        found = list(pool.map(_read_elsewhere, sources))
+    for _, damage in found:
+        add_damage(damage)
+    return tuple(run for run, _ in found)
+
+
+def _read_elsewhere(source: Source) -> tuple[Run, dict[Path, str]]:
+    return read_run(source), take_damage()
+
+
+def read_run(source: Source) -> Run:
+    """Return a run. A log or a recording that cannot be read is its `error`: the other numbers stay."""
+    folder, run, files, state = source.folder, source.run, source.files, source.state
+    train, last = run.train, state.attempts[-1] if state.attempts else None
+    result = _result(files, state)
+    metrics, gpu, error = NOTHING, None, None
+    # Without an attempt, its files are those of a result that is being archived.
+    if state.attempts:
+        try:
+            metrics = read_metrics(folder)
+            gpu = gpu_of(folder, _totals(source, _known(result, metrics)))
+        except (RecordError, OSError) as damage:
+            error = str(damage).replace(f"{folder.path}/", "")
+    known = _known(result, metrics)
+    spent = spent_of(state, files.train)
+    loss = loss_of(files, state)
+    final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
+    numbers = {name: getattr(known, name) for name in RunNumbers.__struct_fields__}
+    numbers |= {
+        "run_id": run.run_id,
+        "kind": state.kind if state.status in (Status.FAILED, Status.STOPPED) else None,
+        "reason": state.reason or None,
+        "final_val_loss": final.final_val_loss if final else None,
+        "final_bits_per_byte": final.final_bits_per_byte if final else None,
+        # The best evidence first: what ran, what was planned, the name of the axis.
+        "world_size": known.world_size or train.num_gpus or _integer(source.axes.get(GPUS_AXIS)),
+    }
+    used = result or RunResult()
+    return Run(
+        **numbers,
+        name=folder.name,
+        status=state.status,
+        error=error,
+        axes=dict(source.axes),
+        counts=state.status is Status.FINISHED and loss is not None and math.isfinite(loss),
+        diverged=loss is not None and not math.isfinite(loss),
+        optimizer=train.optimizer or source.axes.get("optimizer") or "",
+        model=train.model or source.axes.get("model") or "",
+        device=_device(used, run),
+        devices=used.devices,
+        hosts=used.hosts,
+        num_nodes=train.num_nodes or 1,
+        seed=_integer(source.axes.get(SEED_AXIS)) if train.seed < 0 else train.seed,
+        dataset=train.dataset,
+        data_sha256=train.data_sha256 or None,
+        data_layout=train.data_layout or FLAT,
+        tokenizer=train.tokenizer,
+        max_iters=train.max_iters or None,
+        global_batch=train.global_batch or None,
+        block_size=train.block_size or None,
+        eval_samples=train.eval_samples or None,
+        planned_tokens=train.max_iters * train.tokens_per_step or None,
+        warmup_share=None
+        if train.warmup_steps is None or not train.max_iters
+        else train.warmup_steps / train.max_iters,
+        last_val_step=metrics.val.step[-1] if metrics.val.step else None,
+        perplexity=perplexity(numbers["final_val_loss"]),
+        pruning=train.pruning or "none",
+        target_sparsity=train.target_sparsity if train.pruning not in ("", "none") else None,
+        wall_s=spent.wall_s,
+        gpu_hours=spent.gpu_hours,
+        dollars=spent.dollars,
+        joules_per_token=None if gpu is None or gpu.simulated else (gpu.training or gpu.totals).joules_per_token,
+        reused_from=run.reused_from or None,
+        code=last.code or None if last else None,
+        adjusted=tuple(f"{change.name} {change.asked} -> {change.used}: {change.why}" for change in used.adjusted),
+        evidence=_evidence(folder, result, metrics),
+        log=f"{folder.name}/{folder.output_log.name}" if folder.output_log.exists() else None,
+        log_tail=_log_tail(source) if state.status is Status.FAILED else (),
+        attempts=tuple(_attempts(state, metrics)),
+        alerts=tuple(_alerts(read_alerts(folder.path))),
+        links={sent.tracker: sent.link for sent in read_track(folder) if sent.link},
+        val=metrics.val,
+        train=metrics.train,
+        gpu=gpu,
+    )
+
+
+def perplexity(loss: float | None) -> float | None:
+    """Return exp(loss), or None if the loss is unknown or the result does not fit a float."""
+    try:
+        return None if loss is None else math.exp(loss)
+    except OverflowError:
+        return None
+
+
+def by_subject(alerts: Sequence[Alert]) -> list[tuple[Alert, ...]]:
+    """Return alerts of one kind about one device together, each in order of time, critical ones first.
+
+    An alert that comes and goes is one piece of news.
+    """
+    found: dict[tuple[AlertKind, str], list[Alert]] = {}
+    for alert in sorted(alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)):
+        found.setdefault((alert.kind, alert.about), []).append(alert)
+    return [tuple(group) for group in found.values()]
+
+
+def _alerts(alerts: Sequence[Alert]) -> Iterator[RunAlert]:
+    for group in by_subject(alerts):
+        # The one whose value is farthest from its threshold, which works for limits from above and below.
+        worst = max(group, key=lambda alert: abs((alert.value or 0.0) - (alert.threshold or 0.0)))
+        ended = [alert.until - alert.since for alert in group if alert.until is not None]
+        yield RunAlert(
+            kind=str(worst.kind),
+            severity=str(group[0].severity),
+            about=worst.about or None,
+            since=group[0].since,
+            until=group[-1].until,
+            times=len(group),
+            seconds=math.fsum(ended) if len(ended) == len(group) else None,
+            text=worst.text,
+            advice=worst.advice,
+        )
+
+
+def _result(files: Files, state: State) -> RunResult | None:
+    """Return the result of the last attempt; None while it trains, or if its trainer left none with numbers."""
+    result = files.result
+    if result is None or state.status is Status.RUNNING or not state.attempts:
+        return None
+    is_mine = state.status is Status.FINISHED or result.attempt == state.attempts[-1].number
+    return result if is_mine and (result.status != Status.FAILED or result.step is not None) else None
+
+
+def _known(result: RunResult | None, metrics: Metrics) -> RunNumbers:
+    """Return the trainer's result, completed by what the log says: all that an unfinished run has."""
+    if result is None:
+        return metrics.numbers
+    missing = [name for name in RunNumbers.__struct_fields__ if getattr(result, name) is None]
+    return replaced(result, **{name: getattr(metrics.numbers, name) for name in missing})
+
+
+def _totals(source: Source, known: RunNumbers) -> TrainingTotals:
+    """Return the totals that the numbers of the devices refer to."""
+    spent = spent_of(source.state, source.files.train)
+    return TrainingTotals(
+        tokens=known.tokens,
+        seconds=known.seconds,
+        mfu=known.mfu,
+        device=_device(known, source.run),
+        wall_s=spent.wall_s,
+        gpu_hours=spent.gpu_hours,
+        dollars=spent.dollars,
+        reused=bool(source.run.reused_from),
+        running=source.state.status is Status.RUNNING,
+    )
+
+
+def _device(used: RunNumbers, run: RunFile) -> str:
+    """Return "gpu", "cpu", or "" if it is unknown. It may have an index, as in cuda:0."""
+    known = used.device if isinstance(used, RunResult) else None
+    return {"cuda": "gpu", "cpu": "cpu"}.get((known or run.train.device).split(":")[0], "")
+
+
+def _attempts(state: State, metrics: Metrics) -> Iterator[Attempt]:
+    for attempt in state.attempts:
+        is_running = state.status is Status.RUNNING and attempt is state.attempts[-1]
+        end = None if is_running else end_of(attempt)
+        status = (
+            Status.RUNNING if end is None else Status.FINISHED if end.kind == FINISHED else rule_of(end.kind).status
+        )
+        yield Attempt(
+            attempt=attempt.number,
+            status=status,
+            kind=end.kind if end and status is not Status.FINISHED else None,
+            reason=(end.reason if end else "") or None,
+            exit_code=next((one.code for one in end.exits if one.code), 0) if end and end.exits else None,
+            origin=_origin(attempt, metrics.first_steps) if len(state.attempts) > 1 else None,
+            micro_batch=attempt.micro_batch,
+            started=attempt.started,
+            seconds=end.seconds if end else attempt.seconds,
+            gpus=attempt.gpus,
+            host=attempt.host,
+            code=attempt.code or None,
+        )
+
+
+def _origin(attempt: attempts.Attempt, first_steps: Mapping[int, int]) -> str | None:
+    """Return where a later attempt started, None for the first one or if it logged nothing."""
+    if attempt.number == 1 or attempt.number not in first_steps:
+        return None
+    # It resumes if it can: without a checkpoint it starts from scratch.
+    if attempt.resume == "none" or first_steps[attempt.number] == 0:
+        return "started again"
+    return "resumed from " + ("the last good checkpoint" if attempt.resume == "auto" else attempt.resume)
+
+
+def _evidence(folder: RunDir, result: RunResult | None, metrics: Metrics) -> str | None:
+    if result is not None:
+        return f"{folder.name}/{folder.result.name}"
+    return f"{folder.name}/{folder.metrics.name}" if metrics.numbers.step is not None else None
+
+
+def _log_tail(source: Source) -> tuple[str, ...]:
+    """Return the last lines of a failed run's log: those of its last end, else of the log itself."""
+    last = source.state.attempts[-1] if source.state.attempts else None
+    lines: Sequence[str] = last.end.log_tail if last and last.end else ()
+    if not lines and source.folder.output_log.exists():
+        with source.folder.output_log.open("rb") as file:
+            lines = last_lines(file)
+    return tuple(str(line).rstrip("\r\n") for line in lines[-LOG_TAIL:])
+
+
+def _bytes(folder: RunDir) -> int:
+    """Return the size of what is slow to read."""
+    return sum(path.stat().st_size for path in (folder.metrics, folder.gpu_samples) if path.exists())
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None

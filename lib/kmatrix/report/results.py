@@ -1,0 +1,330 @@
+"""Results: everything that is known about a matrix, as one value.
+
+Its JSON is results.json, and its type is the schema. Every text, table, page and picture is a rendering of it. An
+unknown value is None, never 0; a number that a report prints is here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from kmatrix.records.decode import SCHEMA, Record, Scalar, field
+from kmatrix.records.runs import ExcludedCells, Provenance, RunNumbers, Status
+from kmatrix.report.gpu.results import Gpu
+from kmatrix.report.metrics import Evaluations, TrainingLosses
+from kmatrix.stats import Interval
+from kmatrix.verdict.family import Pair
+from kmatrix.verdict.target import TargetTest
+
+
+class Attempt(Record, frozen=True, kw_only=True):
+    """An attempt at a run, without those that a rerun archived."""
+
+    attempt: Annotated[int, Meta(description="its number, from 1")]
+    status: Status
+    kind: Annotated[str | None, Meta(description="of its failure or stop, in a word")] = None
+    reason: Annotated[str | None, Meta(description="of its failure or stop, one line")] = None
+    exit_code: Annotated[int | None, Meta(description="of the first rank that failed; negative after a signal")] = None
+    origin: Annotated[str | None, Meta(description="where a later attempt started")] = None
+    micro_batch: Annotated[int | None, Meta(description="sequences; null: as planned")] = None
+    started: Annotated[float, Meta(description="Unix s")]
+    seconds: Annotated[float, Meta(description="from launch to end, s")]
+    gpus: Annotated[tuple[str, ...], Meta(description="UUIDs")] = ()
+    host: str = ""
+    code: Annotated[str | None, Meta(description="SHA-256 of the trainer's sources")] = None
+
+
+class RunAlert(Record, frozen=True, kw_only=True):
+    """Alerts of one kind about one device."""
+
+    kind: str
+    severity: Annotated[str, Meta(description="warning or critical")]
+    about: Annotated[str | None, Meta(description="GPU 2, rank 1; null: the run")] = None
+    since: Annotated[float, Meta(description="Unix s, of the first")]
+    until: Annotated[float | None, Meta(description="Unix s, of the last; null: to the end")] = None
+    times: Annotated[int, Meta(description="how often it began")] = 1
+    seconds: Annotated[float | None, Meta(description="in total, s; null: to the end")] = None
+    text: Annotated[str, Meta(description="the worst of them in one sentence")]
+    advice: str
+
+
+class Effort(Record, frozen=True, kw_only=True):
+    """What a run took up to its first evaluation at or below the target. Null: unknown."""
+
+    step: float | None = None
+    tokens: float | None = None
+    seconds: Annotated[float | None, Meta(description="of training, s")] = None
+    joules: Annotated[float | None, Meta(description="of all devices, measured, J")] = None
+    dollars: Annotated[float | None, Meta(description="of the training time, $")] = None
+
+
+class Run(RunNumbers, frozen=True, kw_only=True):
+    """A run: the numbers of its trainer, and what its files say besides them."""
+
+    name: str
+    status: Status
+    error: Annotated[str | None, Meta(description="of a damaged file of the run")] = None
+    axes: Annotated[dict[str, str], Meta(description="label -> value")] = field(default_factory=dict)
+    configuration: Annotated[str, Meta(description="name of its configuration")] = ""
+    counts: Annotated[bool, Meta(description="rankings include it: it finished with a loss and did not diverge")] = (
+        False
+    )
+    diverged: Annotated[bool, Meta(description="its loss is not finite, or at the end not below that of step 0")] = (
+        False
+    )
+    reserve: Annotated[bool, Meta(description="with adaptive seeds: no verdict wants it so far")] = False
+    optimizer: str = ""
+    model: str = ""
+    device: Annotated[str, Meta(description="gpu or cpu; empty: unknown")] = ""
+    devices: Annotated[tuple[str, ...], Meta(description="name of the device of each rank")] = ()
+    hosts: Annotated[tuple[str, ...], Meta(description="host of each rank")] = ()
+    num_nodes: Annotated[int, Meta(description="as planned")] = 1
+    seed: int | None = None
+    dataset: str = ""
+    data_sha256: Annotated[str | None, Meta(description="of the training data")] = None
+    data_layout: Annotated[str, Meta(description="of the sequences: flat or bestfit")] = ""
+    tokenizer: str = ""
+    max_iters: Annotated[int | None, Meta(description="planned optimizer steps")] = None
+    global_batch: Annotated[int | None, Meta(description="sequences per step, all ranks")] = None
+    block_size: Annotated[int | None, Meta(description="context length, tokens")] = None
+    eval_samples: Annotated[int | None, Meta(description="validation sequences per evaluation")] = None
+    planned_tokens: Annotated[int | None, Meta(description="training tokens of the complete run")] = None
+    warmup_share: Annotated[float | None, Meta(description="warm-up steps / planned steps")] = None
+    last_val_step: Annotated[int | None, Meta(description="step of the last evaluation")] = None
+    perplexity: Annotated[float | None, Meta(description="exp(final_val_loss)")] = None
+    pruning: str = "none"
+    target_sparsity: Annotated[float | None, Meta(description="0 to 1")] = None
+    wall_s: Annotated[float, Meta(description="of all attempts, from launch to end, s")] = 0.0
+    gpu_hours: Annotated[float | None, Meta(description="held in this time; null on the CPU")] = None
+    dollars: Annotated[float | None, Meta(description="cost of the run, $; null without a price")] = None
+    joules_per_token: Annotated[float | None, Meta(description="of the training, J; null for simulated GPUs")] = None
+    reused_from: Annotated[str | None, Meta(description="<matrix>/<run> that trained it")] = None
+    code: Annotated[str | None, Meta(description="SHA-256 of the trainer's sources of its last attempt")] = None
+    adjusted: Annotated[tuple[str, ...], Meta(description="settings that the trainer changed, a sentence each")] = ()
+    evidence: Annotated[str | None, Meta(description="file of these numbers, relative to the matrix")] = None
+    log: Annotated[str | None, Meta(description="output.log, relative to the matrix")] = None
+    log_tail: Annotated[tuple[str, ...], Meta(description="last lines of a failed run's log")] = ()
+    reached: Annotated[Effort | None, Meta(description="the target; null: it was not reached")] = None
+    attempts: tuple[Attempt, ...] = ()
+    alerts: tuple[RunAlert, ...] = ()
+    links: Annotated[dict[str, str], Meta(description="tracker -> address or folder of the run")] = field(
+        default_factory=dict
+    )
+    val: Annotated[Evaluations, Meta(description="evaluations, thinned")] = field(default_factory=Evaluations)
+    train: Annotated[TrainingLosses, Meta(description="training loss, thinned")] = field(default_factory=TrainingLosses)
+    gpu: Annotated[Gpu | None, Meta(description="recording of its GPUs, or of its ranks on the CPU")] = None
+
+
+class Amount(Record, frozen=True, kw_only=True):
+    """A quantity over the finished runs of a configuration."""
+
+    mean: float
+    half: Annotated[float | None, Meta(description="of the interval of the mean; null: a single run")] = None
+    low: Annotated[float, Meta(description="of the runs")]
+    high: Annotated[float, Meta(description="of the runs")]
+    runs: Annotated[int, Meta(description="for which it is known")]
+
+
+class Configuration(Record, frozen=True, kw_only=True):
+    """Runs that differ in their seed only."""
+
+    name: str
+    axes: Annotated[dict[str, str], Meta(description="label -> value, without the seed")]
+    data_sha256: str | None
+    runs: Annotated[tuple[str, ...], Meta(description="names of all its runs")]
+    counted: Annotated[tuple[str, ...], Meta(description="names of the runs in its mean")]
+    seeds: Annotated[tuple[int, ...], Meta(description="of the runs in its mean")]
+    ends: Annotated[
+        dict[str, int],
+        Meta(description="runs that are over and in no mean: diverged, failed, stopped, skipped -> number"),
+    ]
+    pending: Annotated[int, Meta(description="runs that have not ended, without the reserve of adaptive seeds")]
+    mean: Annotated[float | None, Meta(description="of the final losses, in the unit of its ranking")]
+    deviation: Annotated[float | None, Meta(description="sample standard deviation of the losses")]
+    interval: Annotated[Interval | None, Meta(description="of the mean; null: one seed, or all losses are equal")]
+    shared_mean: Annotated[
+        float | None,
+        Meta(description="over the seeds that all configurations of the ranking have; null: all have the same"),
+    ] = None
+    amounts: Annotated[dict[str, Amount], Meta(description="what its runs take, by the name in a run")]
+    front: Annotated[
+        tuple[str, ...], Meta(description="amounts for which no other configuration has less and a lower loss")
+    ] = ()
+
+
+class Cost(Record, frozen=True, kw_only=True):
+    """A cost of one configuration, relative to that of another one: means over finished runs."""
+
+    quantity: Annotated[str, Meta(description="step_ms, peak_memory_mib or joules_per_token")]
+    a: str
+    b: str
+    mean_a: float
+    mean_b: float
+    ratio: Annotated[float, Meta(description="mean_a / mean_b")]
+    p: Annotated[float | None, Meta(description="two-sided, Welch's test; null without a test")] = None
+    runs: Annotated[tuple[int, int], Meta(description="of a and of b")]
+
+
+class State(StrEnum):
+    """How much a ranking has decided."""
+
+    DECIDED = "decided"
+    PARTLY = "partly open"
+    OPEN = "open"
+    NOT_EVIDENCE = "not evidence"  # no comparison could be tested
+    NO_COMPARISON = "no comparison"  # one configuration
+    NO_RESULT = "no result"  # runs are over, and none has a loss
+
+
+class AdaptiveSeeds(Record, frozen=True, kw_only=True):
+    """What a ranking with adaptive seeds asked for."""
+
+    rounds: Annotated[tuple[int, ...], Meta(description="seeds per configuration after which it was looked at")]
+    wanted: Annotated[int, Meta(description="runs that it waits for; 0: it is final")]
+    unused: Annotated[int, Meta(description="results that no round asked for")]
+    seeds_min: int
+    seeds_max: int
+
+
+class Ranking(Record, frozen=True, kw_only=True):
+    """Configurations with comparable losses, and the verdict on them."""
+
+    measure: Annotated[str, Meta(description="final_val_loss or final_bits_per_byte")]
+    unit: Annotated[str, Meta(description="of its losses and differences: nats/token or bits/byte")]
+    data_sha256: Annotated[str | None, Meta(description="null in bits per byte: a hash per tokenizer")]
+    state: State
+    preliminary: Annotated[bool, Meta(description="runs that the verdict counts on have not ended")]
+    order: Annotated[tuple[str, ...], Meta(description="configurations with a loss, the lowest mean first")]
+    no_result: Annotated[
+        tuple[str, ...], Meta(description="configurations of which runs are over, and none has a loss")
+    ]
+    shared_seeds: Annotated[
+        tuple[int, ...], Meta(description="that all of `order` have; empty if the means are over the same seeds")
+    ] = ()
+    baseline: Annotated[str | None, Meta(description="named before the first run; null: all pairs are compared")]
+    reference: Annotated[str, Meta(description="the baseline, or the leader: lowest mean of those no other one beats")]
+    confidence: Annotated[float, Meta(description="of all comparisons together, and of each interval")]
+    min_difference: Annotated[float | None, Meta(description="margin of equivalence, nats/token")]
+    family_size: Annotated[int, Meta(description="comparisons that p is corrected for, known before the first run")]
+    pairs: Annotated[tuple[Pair, ...], Meta(description="those of the reference first, it first")]
+    main: Annotated[Pair | None, Meta(description="the comparison that the headline is about")] = None
+    costs: Annotated[tuple[Cost, ...], Meta(description="of the better one of `main`, relative to the other one")] = ()
+    seeds_auto: Annotated[AdaptiveSeeds | None, Meta(description="null with a fixed number of seeds")] = None
+    reused: Annotated[int, Meta(description="losses that were measured in another matrix")] = 0
+    notes: Annotated[
+        tuple[str, ...], Meta(description="differences between the configurations besides their axes")
+    ] = ()
+    more_seeds: Annotated[
+        int, Meta(description="per configuration, that would decide what is open; 0: unknown, or none")
+    ] = 0
+    command: Annotated[str | None, Meta(description="that runs what the verdict needs next")] = None
+
+
+class TargetConfiguration(Record, frozen=True, kw_only=True):
+    """A configuration and the target."""
+
+    name: str
+    runs: Annotated[int, Meta(description="that have ended")]
+    reached: Annotated[int, Meta(description="that reached it")]
+    pending: Annotated[int, Meta(description="that may still reach it")]
+    median: Annotated[Effort, Meta(description="over all runs, those that missed it last; null: unknown")]
+    test: Annotated[TargetTest | None, Meta(description="null without TARGET_LOSS")] = None
+
+
+class Target(Record, frozen=True, kw_only=True):
+    """What it took to reach a loss."""
+
+    loss: Annotated[float, Meta(description="nats/token")]
+    of: Annotated[str | None, Meta(description="configuration whose mean it is; null: TARGET_LOSS")] = None
+    configurations: tuple[TargetConfiguration, ...]
+
+
+class ScalingRow(Record, frozen=True, kw_only=True):
+    """Throughput on one number of ranks."""
+
+    world_size: int
+    tokens_per_second: Annotated[float, Meta(description="mean over seeds")]
+    speedup: Annotated[float, Meta(description="relative to the fewest ranks")]
+    efficiency: Annotated[float, Meta(description="speed-up / (ranks / fewest ranks)")]
+    global_batch: Annotated[int | None, Meta(description="sequences per step")]
+    runs: tuple[str, ...]
+
+
+class Scaling(Record, frozen=True, kw_only=True):
+    """Throughput of one configuration on several numbers of ranks, the fewest first."""
+
+    configuration: str
+    device: str
+    rows: tuple[ScalingRow, ...]
+
+
+class Sweep(Record, frozen=True, kw_only=True):
+    """The loss over one numeric axis, for configurations that differ in it alone."""
+
+    axis: str
+    name: Annotated[str, Meta(description="what the configurations have in common")]
+    values: Annotated[tuple[float, ...], Meta(description="of the axis, lowest first")]
+    configurations: Annotated[tuple[str, ...], Meta(description="of each value")]
+    best: Annotated[float, Meta(description="value with the lowest mean loss")]
+    spread: Annotated[float, Meta(description="highest - lowest mean loss")]
+    is_edge: Annotated[bool, Meta(description="the best value is the lowest or highest that ran")]
+
+
+class Setting(Record, frozen=True, kw_only=True):
+    """A training field in which configurations differ."""
+
+    name: str
+    values: Annotated[tuple[Scalar, ...], Meta(description="distinct values, that of the reference first")]
+    of: Annotated[dict[str, int], Meta(description="configuration -> place in `values`")]
+    chosen: Annotated[bool, Meta(description="somebody set it; else it follows from others, or is a default")]
+
+
+class OptimizerSetting(Record, frozen=True, kw_only=True):
+    """A setting of an optimizer."""
+
+    name: str
+    values: Annotated[tuple[Scalar, ...], Meta(description="distinct values in the order of the runs")]
+    origin: Annotated[str, Meta(description="default, asked for or swept")]
+
+
+class OptimizerSettings(Record, frozen=True, kw_only=True):
+    """The settings of one optimizer over all of its runs."""
+
+    optimizer: str
+    settings: tuple[OptimizerSetting, ...]
+
+
+class Results(Record, frozen=True, kw_only=True):
+    """results.json."""
+
+    schema: int = SCHEMA
+    name: str
+    status: Status
+    created: Annotated[float | None, Meta(description="Unix s")]
+    ended: Annotated[float | None, Meta(description="Unix s; null while a run is active")]
+    took_s: Annotated[float | None, Meta(description="sum of the times in which a run was active, s")]
+    paused_s: Annotated[float | None, Meta(description="between them, s")]
+    command: Annotated[str, Meta(description="that made the matrix, quoted for a shell")]
+    overrides: Annotated[tuple[str, ...], Meta(description="NAME=value, as typed")]
+    equal: Annotated[str, Meta(description="the budget that all runs share")]
+    axes: Annotated[dict[str, tuple[str, ...]], Meta(description="label -> values")]
+    cuts: Annotated[tuple[ExcludedCells, ...], Meta(description="cells without a run")]
+    counts: Annotated[dict[str, int], Meta(description="status, or `in reserve` -> runs")]
+    facts: Annotated[
+        dict[str, str], Meta(description="machine, software, code, model, data: as the reports print them")
+    ]
+    dollars: Annotated[float | None, Meta(description="of all runs, $")]
+    verdict: Annotated[tuple[str, ...], Meta(description="a sentence per ranking; one if there is none")] = ()
+    rankings: tuple[Ranking, ...]
+    configurations: tuple[Configuration, ...]
+    target: Target | None
+    scaling: tuple[Scaling, ...]
+    sweeps: tuple[Sweep, ...]
+    settings: tuple[OptimizerSettings, ...]
+    differing: Annotated[tuple[Setting, ...], Meta(description="settings in which configurations differ")]
+    warnings: tuple[str, ...]
+    provenance: Provenance
+    runs: tuple[Run, ...]

@@ -1,0 +1,208 @@
+"""Losses, comparisons and costs in words: what every text, table and page prints in the same way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from kmatrix.records.decode import replaced
+from kmatrix.report.results import Configuration, Cost, Ranking, Run
+from kmatrix.stats import Interval
+from kmatrix.text import UNKNOWN, count, duration, joules, money, plural, signed
+from kmatrix.verdict.family import Method, NoMoreSeeds, Pair, PairOutcome
+
+DIGITS = 4  # least decimals of a loss and of a difference of losses
+MOST_DIGITS = 8
+SAME = 0.005  # two costs whose ratio is closer to 1 are called the same
+MULTIPLE = 2.0  # from this ratio on, costs are called multiples
+COST_LEVEL = 0.05  # two-sided, of Welch's test of a cost
+COST_NAMES = {"step_ms": "time per step", "peak_memory_mib": "peak memory", "joules_per_token": "energy per token"}
+NO_MORE = {
+    NoMoreSeeds.FUTILE: "the seeds that are left would not decide it",
+    NoMoreSeeds.BUDGET: "the budget is spent",
+    NoMoreSeeds.DIVERGED: "the one with the lower loss diverged more often, which more seeds do not change",
+    NoMoreSeeds.NO_LOSS: "one of the two has no loss in any of its seeds",
+    NoMoreSeeds.BEATEN: "one of the two is worse than a third configuration",
+}
+
+
+def digits_for(interval: Interval | None) -> int:
+    """Return the decimals that show an interval with two significant digits, at least DIGITS."""
+    half = 0.0 if interval is None else (interval.high - interval.low) / 2
+    if not (math.isfinite(half) and half > 0):
+        return DIGITS
+    return min(MOST_DIGITS, max(DIGITS, 1 - math.floor(math.log10(half))))
+
+
+def p_text(p: float, level: float = 0.05) -> str:
+    """Return "p = 0.003", or "p < 0.001"; with a fourth digit if three would hide on which side of `level` it is.
+
+    >>> p_text(0.0004), p_text(0.0031), p_text(0.04996), p_text(0.04996, 0.01), p_text(0.04996, 1 - 0.95)
+    ('p < 0.001', 'p = 0.003', 'p = 0.04996', 'p = 0.050', 'p = 0.04996')
+    """
+    level = round(level, 12)  # 1 - 0.95 is 0.050000000000000044
+    if p < 0.001 <= level:
+        return "p < 0.001"
+    digits = next((n for n in range(3, MOST_DIGITS) if (float(f"{p:.{n}f}") <= level) == (p <= level)), MOST_DIGITS)
+    # 0.04996 is 0.0500 with four digits, which reads as if it were the level itself.
+    while digits < MOST_DIGITS and p != level and float(f"{p:.{digits}f}") == level:
+        digits += 1
+    return f"p = {p:.{digits}f}"
+
+
+def percent(share: float) -> str:
+    """Return a share from 0 to 1 as "95 %"."""
+    return f"{100 * share:.4g} %"
+
+
+def loss(value: float | None, digits: int = DIGITS) -> str:
+    """Return a loss: 3.2811."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:z.{digits}f}" if abs(value) < 10000 else f"{value:.3g}"
+
+
+def perplexity(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+
+
+def size(value: float, digits: int = DIGITS) -> str:
+    """Return the size of a difference; one that is not 0 is never printed as 0.
+
+    >>> size(-0.0117), size(0.00002), size(0.0)
+    ('0.0117', 'less than 0.0001', '0.0000')
+    """
+    text = f"{abs(value):,.{digits}f}"
+    return f"less than {10**-digits:.{digits}f}" if value and not float(text.replace(",", "")) else text
+
+
+def difference(value: float, digits: int = DIGITS) -> str:
+    """Return a difference with its sign; one that is not 0 is never printed as 0: `+0.0117`, `< 0.0001`."""
+    text = size(value, digits)
+    return text.replace("less than", "<") if text.startswith("less") else signed(value, digits)
+
+
+def amount(pair: Pair) -> str:
+    """Return the size of a difference: `0.0117 ± 0.0031`, without the second number if there was no test."""
+    if pair.difference is None:
+        return UNKNOWN
+    digits = digits_for(pair.interval)
+    if pair.interval is None:
+        return size(pair.difference, digits)
+    return f"{abs(pair.difference):,.{digits}f} ± {half(pair.interval, digits)}"
+
+
+def half(interval: Interval | None, digits: int = DIGITS) -> str:
+    """Return half of the width of an interval."""
+    return UNKNOWN if interval is None else f"{(interval.high - interval.low) / 2:,.{digits}f}"
+
+
+def bounds(interval: Interval, digits: int | None = None) -> str:
+    """Return `0.0086 to 0.0148`."""
+    digits = digits_for(interval) if digits is None else digits
+    low, high = (signed(value, digits).removeprefix("+") for value in (interval.low, interval.high))
+    return f"{low} to {high}"
+
+
+def won(pair: Pair) -> Pair:
+    """Return a comparison as one of the better side: differences read as its advantage."""
+    better = pair.mirrored() if pair.outcome is PairOutcome.WORSE else pair
+    turned = better.mirrored()
+    return replaced(turned, a=better.a, b=better.b)
+
+
+def method(pair: Pair) -> str:
+    """Return the test of a pair: `paired over 5 seeds (Student's t)`."""
+    seeds = plural(len(pair.seeds), "seed")
+    match pair.method:
+        case Method.PAIRED:
+            return f"paired over {seeds} (Student's t)"
+        case Method.SEQUENTIAL:
+            return f"paired over {seeds} (group-sequential t)"
+        case Method.WELCH:
+            return "Welch's test, not paired"
+        case Method.NONE:
+            return "no test"
+
+
+def outcome(pair: Pair) -> str:
+    """Return the word for an outcome. An open pair without further looks is "not distinguishable"."""
+    is_last = pair.outcome is PairOutcome.OPEN and pair.method is not Method.SEQUENTIAL
+    return "not distinguishable" if is_last else str(pair.outcome)
+
+
+def still_open(pair: Pair, ranking: Ranking) -> str:
+    """Return what is known about an open pair: its difference, what could have been found, what would decide it."""
+    unit = ranking.unit
+    if pair.interval is None:
+        apart = "" if pair.difference is None else f"{size(pair.difference)} {unit} apart, "
+        return f"{apart}{pair.reason or 'no test'}"
+    digits = digits_for(pair.interval)
+    shown = signed(pair.difference or 0.0, digits).removeprefix("+")
+    how = f", {method(pair)}" if pair.method is Method.WELCH else f" after {plural(len(pair.seeds), 'seed')}"
+    parts = [f"{shown} ({bounds(pair.interval)}) {unit}{how}, {corrected(pair, ranking)}"]
+    if pair.no_more is not None:
+        parts.append(NO_MORE.get(pair.no_more) or f"all {plural(len(pair.seeds), 'seed')} ran")
+    if pair.margin is not None:
+        parts.append(f"equal within {pair.margin:.{digits}f}")
+    if pair.detectable is not None:
+        parts.append(f"smallest detectable difference {pair.detectable:.{digits}f} (power 80 %)")
+    if pair.more_seeds is not None:
+        parts.append(f"about {plural(pair.more_seeds, 'more seed')} would decide it")
+    return "; ".join(parts)
+
+
+def corrected(pair: Pair, ranking: Ranking) -> str:
+    """Return `p = 0.003 (Holm, 6 comparisons)`. Their number is known before: a pair without a test counts, too."""
+    many = f" (Holm, {ranking.family_size} comparisons)" if ranking.family_size > 1 else ""
+    return "no test" if pair.p_holm is None else p_text(pair.p_holm, 1 - ranking.confidence) + many
+
+
+def cost(one: Cost) -> str:
+    """Return `4 % more time per step`, `the same peak memory` or `energy per token not distinguishable (+11 %)`.
+
+    From twice as much on: `2.3 times the time per step`.
+    """
+    quantity, change = COST_NAMES[one.quantity], one.ratio - 1
+    if abs(change) < SAME:
+        return f"the same {quantity}"
+    share = f"{100 * abs(change):.{0 if abs(change) >= 0.095 else 1}f} %"
+    if one.p is not None and one.p > COST_LEVEL:
+        return f"{quantity} not distinguishable ({'+' if change > 0 else '-'}{share})"
+    if one.ratio >= MULTIPLE:
+        return f"{one.ratio:.{1 if one.ratio < 9.95 else 0}f} times the {quantity}"
+    return f"{share} {'more' if change > 0 else 'less'} {quantity}"
+
+
+def endings(one: Configuration) -> str:
+    """Return how runs ended that are in no mean: `2 of 3 runs diverged, 1 failed`."""
+    parts = [f"{number} {word}" for word, number in one.ends.items()] or ["0 ended"]
+    head, _, rest = parts[0].partition(" ")
+    return ", ".join([f"{head} of {plural(len(one.runs), 'run')} {rest}", *parts[1:]])
+
+
+def unfinished(run: Run) -> str:
+    """Return the mark of a loss that is not ranked."""
+    return "" if run.counts or run.final_val_loss is None else "*"
+
+
+UNITS: dict[str, Callable[[float], str]] = {  # number of a run -> its text
+    **dict.fromkeys(("seconds", "wall_s"), duration),
+    **dict.fromkeys(("tokens_per_second", "tokens"), count),
+    **dict.fromkeys(("peak_memory_mib", "optimizer_state_mib"), lambda value: f"{value:,.0f} MiB"),
+    **dict.fromkeys(("mfu", "sparsity"), lambda value: f"{100 * value:.1f}%"),
+    "dollars": money,
+    "step_ms": lambda value: f"{value:,.1f} ms",
+    "joules": joules,
+    "joules_per_token": lambda value: f"{1000 * value:.4g} mJ",
+    "step": lambda value: f"{value:,.0f}",
+}
+
+
+def quantity(name: str, value: float | None) -> str:
+    """Return an amount with its unit, by its name in a run."""
+    if value is None:
+        return UNKNOWN
+    return UNITS[name](value) if name in UNITS else f"{value:.4f}"
