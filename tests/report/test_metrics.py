@@ -13,8 +13,7 @@ from gpu_factory import STARTED, FakeGpus, write_samples
 from kmatrix.errors import damaged_files
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunNumbers, merged_metrics
-from kmatrix.report import metrics
-from kmatrix.report.metrics import MOST_POINTS, Evaluations, Log, TrainingLosses, read, read_all, thinned
+from kmatrix.report.metrics import MOST_POINTS, Evaluations, Log, TrainingLosses, read, thinned
 
 
 def write_log(folder, lines):
@@ -145,28 +144,3 @@ def test_joules_are_unknown_from_where_the_recording_does_not_hold_the_training(
     run = write_log(tmp_path / "run", [evaluation(step, 4.0) for step in (1, 59)])
     record_energy(run, **change)
     assert read(run).val.joules[1] is None
-
-
-def test_runs_read_by_processes_are_those_read_by_one(tmp_path, monkeypatch):
-    runs = [write_log(tmp_path / str(n), [evaluation(0, n), "{", evaluation(n, 1.0)]) for n in range(1, 4)]
-    alone, damage = read_all(runs), damaged_files()
-
-    class Pool:
-        """A process pool whose processes are calls."""
-
-        def __init__(self, *_):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            assert not damaged_files(), "the notes of another process are not here"
-
-        map = staticmethod(map)
-
-    monkeypatch.setattr(metrics, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(metrics, "FEW_RUNS", 2)
-    monkeypatch.setattr(metrics, "FEW_BYTES", 0)
-    assert read_all(runs) == alone
-    assert damaged_files() == damage

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isnan, nan
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
-from kmatrix.errors import add_damage, take_damage
-from kmatrix.packing import usable_cores
 from kmatrix.records.decode import Amount, Count, Number, Record, UnixTime, as_tuple, decode_lines, replaced
 from kmatrix.records.decode import field as record_field
 from kmatrix.records.paths import RunDir
@@ -24,7 +19,6 @@ from kmatrix.report.gpu.energy import joules_at
 from kmatrix.report.gpu.recordings import recordings_of
 
 MOST_POINTS = 200  # of a curve
-FEW_RUNS, FEW_BYTES = 8, 100_000_000  # of logs: up to there, they are read sooner than processes have started
 
 
 class Evaluations(Record, frozen=True, kw_only=True):
@@ -122,27 +116,6 @@ def read(run_dir: RunDir) -> Metrics:
         train=TrainingLosses(step=tuple(log.step[drawn].tolist()), loss=tuple(train[drawn].tolist())),
         first_steps=log.first_steps,
     )
-
-
-def read_all(run_dirs: Sequence[RunDir]) -> list[Metrics]:
-    """Return `read` of each run; large logs are read by a process per core."""
-    size = 0
-    for run_dir in run_dirs:
-        with suppress(OSError):
-            size += run_dir.metrics.stat().st_size
-    if len(run_dirs) <= FEW_RUNS or size <= FEW_BYTES:
-        return list(map(read, run_dirs))
-    workers = min(len(run_dirs), usable_cores())
-    # Not forked: libraries of this process may have threads.
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        found = list(pool.map(_read_elsewhere, run_dirs))
-    for _, damage in found:
-        add_damage(damage)
-    return [metrics for metrics, _ in found]
-
-
-def _read_elsewhere(run_dir: RunDir) -> tuple[Metrics, dict[Path, str]]:
-    return read(run_dir), take_damage()
 
 
 def thinned(values: np.ndarray | Sequence[float], most: int = MOST_POINTS) -> np.ndarray:

@@ -20,7 +20,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, RunNumbers, RunResult, Status
 from kmatrix.records.tracking import read_track
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
-from kmatrix.report.metrics import Evaluations, Metrics, TrainingLosses
+from kmatrix.report.metrics import Metrics
 from kmatrix.report.metrics import read as read_metrics
 from kmatrix.report.results import Attempt, Run, RunAlert
 from kmatrix.status.alerts import Alert, AlertKind, Severity, read_alerts
@@ -31,7 +31,6 @@ from kmatrix.status.wanted import GPUS_AXIS, SEED_AXIS, all_axes
 
 LOG_TAIL = 20  # lines kept of a failed run's log
 LARGE = 100e6  # bytes of logs and recordings from which several processes read them
-NOTHING = Metrics(numbers=RunNumbers(), val=Evaluations(), train=TrainingLosses(), first_steps={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ def read_run(source: Source) -> Run:
     folder, run, files, state = source.folder, source.run, source.files, source.state
     train, last = run.train, state.attempts[-1] if state.attempts else None
     result = _result(files, state)
-    metrics, gpu, error = NOTHING, None, None
+    metrics, gpu, error = Metrics(), None, None
     # Without an attempt, its files are those of a result that is being archived.
     if state.attempts:
         try:

@@ -15,12 +15,12 @@ import numpy as np
 from kmatrix.errors import RecordError
 from kmatrix.gpu.balance import BALANCE, cv_text
 from kmatrix.records.paths import RunDir
+from kmatrix.report.colours import colours_of
 from kmatrix.report.figure import (
     ALARM,
     DARK,
     LINES,
     LOST,
-    colours_of,
     draw_jobs,
     figure_grid,
     mark_of,
