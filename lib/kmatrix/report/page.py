@@ -228,7 +228,7 @@ def _lanes(matrix: MatrixDir, results: Results) -> list[dict[str, Any]]:
             lines = {
                 quantity: [
                     {"name": one.label, "values": list(map(_short, one.lanes[quantity].mean))}
-                    for one in banded(timeline, quantity, run.gpu.unit)
+                    for one in banded(timeline, quantity)
                 ]
                 for quantity in QUANTITIES
             }

@@ -286,6 +286,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "losses": lambda names, runs, measure: [getattr(runs[name], measure) for name in names],
     "of": lambda pairs, name: next((pair.mirrored() for pair in pairs if pair.b == name), None),
     "outcome": wording.outcome,
+    "p": lambda pair, one: wording.p_text(pair.p_holm, 1 - one.confidence),
     "quantity": lambda value, name: wording.quantity(name, value),
     "reproduce": lambda run, matrix: make_command("reproduce", RUN=f"{shown(matrix)}/{run}"),
     "signed_amount": _signed_amount,

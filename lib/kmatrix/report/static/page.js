@@ -52,14 +52,14 @@
         series.push({ label: group.name, stroke, dash: DASHES[group.dash], width: 2, spanGaps: true, points: { show: curve.loss.length < 30 }, value: (_, v) => number(v) });
         for (let edge = 0; edge < 2; edge++) series.push({ class: "edge", stroke: "transparent", spanGaps: true, points: { show: false } });
         bands.push({ series: [at + 2, at + 1], fill: `color-mix(in srgb, ${stroke} 18%, transparent)` });
-        losses.push(...curve.loss.slice(Math.floor(curve.loss.length / 4)).filter((value) => value != null));
+        losses.push(...curve.loss.slice(Math.floor(curve.loss.length * Number($("#part").value))).filter((value) => value != null));
         if ($("#seeds").checked && kind === "val") for (const seed of group.seeds || []) {
           tables.push(sortedTable(seed[x].map((value) => (logx && value === 0 ? null : value)), [seed.loss]));
           series.push({ label: `${group.name}, seed ${seed.seed}`, stroke, width: 0.8, spanGaps: true, points: { show: false }, value: (_, v) => number(v) });
         }
       }
       const y = { distr: logy ? 3 : 1 };
-      if ($("#part").value === "fall" && losses.length) {
+      if ($("#part").value !== "0" && losses.length) {
         const low = Math.min(...losses), high = Math.max(...losses), room = 0.05 * (high - low || low || 1);
         y.range = (_, min) => [Math.min(min ?? low, low) - room, high + room];
         y.auto = true;
