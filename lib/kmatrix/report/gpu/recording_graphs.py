@@ -18,7 +18,7 @@ from kmatrix.errors import RecordError, reason_of
 from kmatrix.output import run_program
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
-from kmatrix.report.figure import draw_jobs, mark_of, plain_ticks, subtitle, time_unit
+from kmatrix.report.figure import draw_jobs, mark_of, subtitle, time_unit
 from kmatrix.report.gpu.load import Array, load
 from kmatrix.report.gpu.pictures import DEVICE_COLOURS, MIB_PER_GIB, draw_line, legend, panel_grid
 from kmatrix.report.gpu.recordings import Recording, RunRecordings
@@ -203,7 +203,6 @@ def _grid(
     figure, panels = panel_grid(name, title, shape, mark, shared="")
     for axes, quantity in zip(panels, quantities, strict=False):
         subtitle(axes, QUANTITIES[quantity][0])
-        plain_ticks(axes, "y")
     for spare in panels[len(quantities) :]:
         spare.set_axis_off()
     return figure, panels
