@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kmatrix.report.gpu.load import Array, Samples
 from kmatrix.report.gpu.recordings import Recording
+from kmatrix.report.gpu.samples import Array, Samples
 
 Places = npt.NDArray[np.intp]
 

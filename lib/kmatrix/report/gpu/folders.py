@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError
+from kmatrix.packing import usable_cores
 from kmatrix.records.files import finite
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status
@@ -15,6 +18,8 @@ from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
 from kmatrix.report.gpu.recordings import PATTERNS, text_recordings
 from kmatrix.report.gpu.results import RecordedRun
 from kmatrix.report.render import TEXT, environment, plain
+
+LARGE_BYTES = 100_000_000  # of recordings: from there, they are read by a process per core
 
 
 def find_recorded(target: Path | None, results_dir: Path) -> Path:
@@ -83,8 +88,14 @@ def _foreign_runs(folder: Path) -> list[RecordedRun]:
     results = {str(one["test_id"]): one for one in entries if isinstance(one, dict) and one.get("test_id")}
     named = [name for name in results if (folder / name).is_dir()]
     recorded = sorted({path.parent.name for pattern in PATTERNS for path in folder.glob(f"*/{pattern}")})
-    # Listed runs first, in their order.
-    return [_foreign(folder / name, results.get(name, {})) for name in dict.fromkeys(named + recorded)]
+    names = list(dict.fromkeys(named + recorded))  # listed runs first, in their order
+    folders, entries = [folder / name for name in names], [results.get(name, {}) for name in names]
+    size = sum(path.stat().st_size for one in folders for path in text_recordings(one)[:1])
+    if len(names) == 1 or size < LARGE_BYTES:
+        return list(map(_foreign, folders, entries))
+    # Not forked: libraries of this process may have threads.
+    with ProcessPoolExecutor(min(len(names), usable_cores()), get_context("spawn")) as pool:
+        return list(pool.map(_foreign, folders, entries))
 
 
 def _foreign(folder: Path, result: Mapping[str, Any]) -> RecordedRun:

@@ -26,7 +26,6 @@ from kmatrix.records.events import EventLine, PhaseLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, read_run_file_or_empty
 from kmatrix.report.gpu.energy import between, steps_of
-from kmatrix.report.gpu.load import CPU, MEASURED, QUANTITIES, Array, DeviceFacts, Samples
 from kmatrix.report.gpu.recordings import Recording, RunRecordings, recordings_of
 from kmatrix.report.gpu.results import (
     Balance,
@@ -42,6 +41,7 @@ from kmatrix.report.gpu.results import (
     Training,
     Xid,
 )
+from kmatrix.report.gpu.samples import CPU, MEASURED, QUANTITIES, Array, DeviceFacts, Samples
 from kmatrix.report.gpu.spans import ENDING, PHASES, SET_UP, TRAINING, Trained, spans_of, trained_attempts, training_of
 from kmatrix.report.metrics import Log
 from kmatrix.stats import complete_sum

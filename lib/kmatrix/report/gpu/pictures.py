@@ -28,9 +28,9 @@ from kmatrix.report.figure import (
     time_unit,
 )
 from kmatrix.report.gpu.folders import read_folder
-from kmatrix.report.gpu.load import QUANTITIES
 from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.gpu.results import Gpu, MeasuredDevice, RecordedRun
+from kmatrix.report.gpu.samples import QUANTITIES
 from kmatrix.report.gpu.spans import CHECKPOINT, ENDING, EVALUATION, SET_UP, Span
 from kmatrix.report.gpu.timeline import Lane, Timeline, banded, timeline_of
 from kmatrix.text import plural, shortened_names

@@ -8,7 +8,8 @@ from pathlib import Path
 from kmatrix.errors import RecordError
 from kmatrix.records.attempts import host_of
 from kmatrix.records.paths import RunDir
-from kmatrix.report.gpu.load import Samples, load
+from kmatrix.report.gpu.load import load
+from kmatrix.report.gpu.samples import Samples
 
 # File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, table.
 PATTERNS = ("gpu_stats*_multi_gpu.json", "gpu_stats*.json", "gpu_metrics*.csv")

@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 
 from kmatrix.records.events import PhaseLine
-from kmatrix.report.gpu.load import Samples
+from kmatrix.report.gpu.samples import Samples
 
 SET_UP, EVALUATION, CHECKPOINT, ENDING = PHASES = ("set-up", "evaluation", "checkpoint", "ending")
 TRAINING = "training"
@@ -129,4 +129,4 @@ def training_of(spans: Sequence[Span], end: float) -> list[Interval]:
 def _overlaps(one: Trained, samples: Samples) -> bool:
     """Return whether an attempt and a recording have a time in common, by the wall clock."""
     end = math.inf if one.end is None else one.end
-    return one.lines[0].begin <= samples.wall.max() and end >= samples.wall.min()
+    return one.lines[0].begin <= float(samples.wall.max()) and end >= float(samples.wall.min())

@@ -1,0 +1,189 @@
+"""The samples of a GPU recording as arrays, whatever its format: impossible values and times are unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kmatrix.errors import RecordError
+from kmatrix.gpu.formats.limits import EARLIEST, LATEST, limits_of
+from kmatrix.gpu.formats.samples import SIMULATED
+from kmatrix.text import plural
+
+Array = npt.NDArray[np.float64]
+QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")  # MiB, %, W, degrees C, MHz
+MEASURED = (*QUANTITIES, "energy_j")  # J, a counter
+CPU = "cpu"  # device type of ranks on the CPU
+RANK_NAME = "CPU rank "  # prefix of the device name that the recorder gives a rank
+IMPOSSIBLE, SELECTED = "impossible values", "one GPU at a time"  # reasons why devices cannot be compared
+SHORTEST_GAP_S, LONGEST_GAP_S = 2.0, 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """One GPU of a recording, or one rank on the CPU."""
+
+    index: int
+    name: str
+    uuid: str = ""
+    rank: int | None = None
+    memory_total: float | None = None  # MiB
+
+
+class Columns(Mapping[str, Array]):
+    """Quantity -> values (samples, devices), NaN: unknown. Values that cannot be true are unknown.
+
+    Each access makes a new array: a recording of days does not fit in memory with all quantities at once.
+    """
+
+    def __init__(self, raw: Mapping[str, Sequence[Any]], devices: Sequence[DeviceFacts], *, ranks: bool) -> None:
+        """Keep the values as they are in the file. raw: quantity -> values (samples,) per device."""
+        self._raw, self._devices, self._ranks = raw, devices, ranks
+
+    def __getitem__(self, quantity: str) -> Array:
+        values = self._all(quantity)
+        values[~self._possible(quantity, values)] = np.nan
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def impossible(self) -> dict[str, int]:
+        """Return quantity -> number of values that cannot be true."""
+        counts = {}
+        for quantity in self:
+            values = self._all(quantity)
+            counts[quantity] = int(np.count_nonzero(~self._possible(quantity, values) & ~np.isnan(values)))
+        return {quantity: count for quantity, count in counts.items() if count}
+
+    def _all(self, quantity: str) -> Array:
+        return np.stack([np.array(one, dtype=float) for one in self._raw[quantity]], axis=1)
+
+    def _possible(self, quantity: str, values: Array) -> npt.NDArray[np.bool_]:
+        limits = [limits_of(quantity, one.memory_total, is_rank=self._ranks) for one in self._devices]
+        low, high = np.array(limits).T
+        found: npt.NDArray[np.bool_] = (values >= low) & (values <= high)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """One recording: samples of all of its devices, at least one."""
+
+    devices: tuple[DeviceFacts, ...]
+    time: Array  # (samples,), s since the first one: never goes back, whatever the clock of the machine does
+    wall: Array  # (samples,), Unix s
+    monotonic: Array | None  # (samples,), s since the boot; None: not recorded
+    values: Mapping[str, Array] = field(repr=False)  # quantity -> (samples, devices), NaN: unknown
+    device_type: str  # nvidia, CPU or "" (unknown)
+    simulated: bool
+    energy_source: str | None  # counter or power; None: unknown
+    doubt: str = ""  # why its devices cannot be compared; empty: they can
+    shows_losses: bool = True  # a device without any value did not respond: it was neither unselected nor unread
+    notes: tuple[str, ...] = ()  # what could not be read or cannot be true, one sentence each
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    @cached_property
+    def gap_s(self) -> float:
+        """The longest time (s) between two samples in which everything went on as usual; a longer one is a gap.
+
+        Twice the usual time between two samples, but from 2 to 60 s.
+        """
+        usual = float(np.median(np.diff(self.time))) if len(self) > 1 else 0.0
+        return min(max(SHORTEST_GAP_S, 2 * usual), LONGEST_GAP_S)
+
+    def at(self, wall: float, monotonic: float | None = None) -> float:
+        """Return the time (s since the first sample) at which both clocks had these readings, also outside of it.
+
+        The difference of the clocks identifies the boot: the monotonic time starts near 0 at each.
+        """
+        if monotonic is not None and self.monotonic is not None:
+            places, offsets = self._boots
+            place = places[np.argmin(np.abs(offsets - (wall - monotonic)))]
+            return float(self.time[place] + monotonic - self.monotonic[place])
+        before = np.flatnonzero(self.wall <= wall)
+        place = before[-1] if len(before) else 0
+        return float(self.time[place] + wall - self.wall[place])
+
+    @cached_property
+    def _boots(self) -> tuple[npt.NDArray[np.intp], Array]:
+        """The first sample of each boot, or after the wall clock was set, and the difference of both clocks there."""
+        offsets = self.wall - self.monotonic if self.monotonic is not None else self.wall
+        places = np.concatenate([[0], np.flatnonzero(np.abs(np.diff(offsets)) > 1) + 1])
+        return places, offsets[places]
+
+
+def impossible_note(path: Path, counts: Mapping[str, int]) -> list[str]:
+    if not counts:
+        return []
+    listed = ", ".join(f"{count:,} of {quantity}" for quantity, count in counts.items())
+    return [f"{path.name}: {plural(sum(counts.values()), 'value')} that cannot be true, unknown instead: {listed}"]
+
+
+def from_text(
+    path: Path,
+    times: Sequence[float],
+    values: Mapping[str, Array],
+    devices: tuple[DeviceFacts, ...],
+    *,
+    cpu: bool,
+    notes: Sequence[str],
+    doubt: str = "",
+    shows_losses: bool = True,
+) -> Samples:
+    """Return the samples of a text recording without those whose time cannot be true, or is that of the one before.
+
+    values: quantity -> (samples, devices). cpu: devices without a name are ranks.
+    """
+    wall = np.array(times, dtype=float)
+    found = list(notes)
+    sound = (wall >= EARLIEST) & (wall <= LATEST)
+    if lost := int(np.count_nonzero(~sound)):
+        example = f"{wall[~sound][0]:.10g}"
+        found.append(f"{path.name}: {plural(lost, 'time')} that cannot be true, such as {example} s: left out")
+    same = np.zeros(len(wall), dtype=bool)
+    same[1:] = wall[1:] == wall[:-1]
+    if repeated := int(np.count_nonzero(same & sound)):
+        found.append(f"{path.name}: {plural(repeated, 'sample')} with the time of the one before: left out")
+    keep = sound & ~same
+    wall = wall[keep]
+    if not len(wall):
+        raise RecordError(f"{path} contains no sample", why="; ".join(found))
+    steps = np.diff(wall)
+    if back := int(np.count_nonzero(steps < 0)):
+        found.append(f"{path.name}: the time goes back {plural(back, 'time')}: counted as no time")
+    ranks = all(one.name.startswith(RANK_NAME) or (cpu and one.name == f"GPU {one.index}") for one in devices)
+    raw = {name: list(np.ascontiguousarray(column[keep].T)) for name, column in values.items()}
+    columns = Columns(raw, devices, ranks=ranks)
+    impossible = columns.impossible()
+    known = np.isfinite(raw["energy_j"]).any(axis=1) if "energy_j" in raw else np.zeros(1, dtype=bool)
+    return Samples(
+        devices=devices,
+        time=np.concatenate([[0.0], np.cumsum(np.maximum(steps, 0))]),
+        wall=wall,
+        monotonic=None,
+        values=columns,
+        device_type=CPU if ranks else "",
+        simulated=any(one.name.endswith(SIMULATED) for one in devices),
+        energy_source="counter" if known.all() else "power",
+        doubt=doubt or (IMPOSSIBLE if impossible or repeated or back else ""),
+        shows_losses=shows_losses,
+        notes=(*found, *impossible_note(path, impossible)),
+    )
+
+
+def facts_of(index: int, name: str, uuid: str, total: Array) -> DeviceFacts:
+    """Return a device of a text recording. total: its memory in all samples (samples,), MiB."""
+    known = total[~np.isnan(total)]
+    return DeviceFacts(index=index, name=name, uuid=uuid, memory_total=float(known[-1]) if len(known) else None)
