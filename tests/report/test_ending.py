@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kmatrix.report.analysis import analyse
-from kmatrix.report.formats.ending import MOST_LINES, WIDTH, render_ending
+from kmatrix.report.analyse import analyse
+from kmatrix.report.write import ending as render_ending
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 FILES = ["Report: test_matrix_results_20261120_052300/summary_report.txt"]
@@ -29,8 +29,8 @@ def ending(tmp_path, runs):
 )
 def test_the_end_of_a_matrix_has_at_most_thirty_lines_of_eighty_columns(tmp_path, runs):
     lines = ending(tmp_path, runs)
-    assert len(lines) <= MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 80
     assert lines[-1] == FILES[0]
 
 
@@ -59,7 +59,7 @@ def test_runs_in_reserve_are_neither_planned_nor_unfinished(tmp_path):
     rules = {"seeds_auto": True, "seeds": [1, 2, 3, 4], "seeds_min": 3}
     matrix = make_matrix(tmp_path, runs, planned=planned, verdict=rules)
     numbers = analyse(matrix)
-    assert numbers.states == {"finished": 6, "in reserve": 2}
+    assert numbers.counts == {"finished": 6, "in reserve": 2}
     text = render_ending(numbers, FILES)
     assert "6 finished, 2 in reserve" in text.replace("\u00a0", " ")
     assert [line.split()[-1] for line in text.splitlines() if "_seed4_" in line] == ["reserve", "reserve"]

@@ -10,13 +10,10 @@ import pytest
 from markdown_it import MarkdownIt
 
 from kmatrix.records.runs import Status
-from kmatrix.report.analysis import analyse
-from kmatrix.report.formats.ending import render_ending
-from kmatrix.report.formats.junit import junit
-from kmatrix.report.formats.results_csv import results_csv
-from kmatrix.report.formats.results_md import escaped, markdown, quoted
-from kmatrix.report.summary import render_summary
-from kmatrix.report.write import write_summary
+from kmatrix.report.analyse import analyse
+from kmatrix.report.render import escaped, markdown_table, quoted
+from kmatrix.report.tables import Table
+from kmatrix.report.write import ending, junit, markdown, results_csv, summary, write_summary
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 ANSI = "\x1b[31mred\x1b[0m \x1b]0;title\x07"
@@ -112,6 +109,10 @@ def test_no_cell_is_a_formula_and_negative_numbers_stay_numbers(tmp_path):
 # ------------------------------------------------------------------------------------------------------- report.md
 
 
+def report_md(matrix):
+    return markdown(matrix, analyse(matrix))
+
+
 def rendered(text):
     return MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
 
@@ -126,7 +127,7 @@ def text_of(html):
 def test_a_quoted_text_renders_as_itself(text):
     shown = " ".join(text.split())
     assert text_of(rendered(f"before {quoted(text)} after")).strip() == f"before {shown} after"
-    table = f"| a |\n| --- |\n| {quoted(text, in_table=True)} |"
+    table = markdown_table(Table(titles=["a"], rows=[[text]]))
     assert ElementTree.fromstring(f"<html>{rendered(table)}</html>").find(".//td/code").text == shown
 
 
@@ -136,7 +137,7 @@ def test_an_escaped_text_renders_as_itself(text):
 
 
 def test_hostile_text_in_the_markdown_is_text(tmp_path):
-    html = rendered(markdown(analyse(make_matrix(tmp_path, hostile_runs())))).replace("\ufffe", "")
+    html = rendered(report_md(make_matrix(tmp_path, hostile_runs()))).replace("\ufffe", "")
     tree = ElementTree.fromstring(f"<html>{html}</html>")
     used = {element.tag for element in tree.iter()}
     assert used <= TAGS
@@ -148,12 +149,7 @@ def test_hostile_text_in_the_markdown_is_text(tmp_path):
 # ------------------------------------------------------------------------------------------- summary and terminal
 
 
-def ending(numbers):
-    """Return the end of a matrix as the console prints it."""
-    return render_ending(numbers, ["Report: x"])
-
-
-@pytest.mark.parametrize("shown", [render_summary, ending])
+@pytest.mark.parametrize("shown", [summary, lambda results: ending(results, ["Report: x"])])
 def test_hostile_text_on_a_terminal_is_text_on_its_own_line(tmp_path, shown):
     spoof = f"\u202e{ANSI}\rsgd wins\n\nVerdict\n-------\nsgd wins\n" + "x" * 10_000
     bad = {"status": "failed", "kind": "exit", "reason": spoof, "stop_at": 40, "log_tail": (spoof,)}
@@ -169,7 +165,7 @@ def test_hostile_text_on_a_terminal_is_text_on_its_own_line(tmp_path, shown):
 
 def test_the_files_are_written_with_the_summary(tmp_path):
     matrix = make_matrix(tmp_path, every_status())
-    text = write_summary(analyse(matrix))
+    text = write_summary(matrix, analyse(matrix))
     for path in (matrix.junit, matrix.results_csv):
         assert path.stat().st_size > 0
         assert path.name in text

@@ -162,7 +162,7 @@ def ranking_of(
     verdict = verdict_on(family.losses(ends), family.rules) if replay is None else replay.verdict
     pairs = verdict.pairs
     if replay is not None and replay.wanted and spent:
-        pairs = tuple(map(_without_budget, pairs))
+        pairs = tuple(map(without_budget, pairs))
     # The leader first: its mean may be over other seeds. By name, too: equal means must not change places.
     leader = verdict.reference if verdict.rules.baseline is None else ""
     ranked = [one for one in configurations if one.mean is not None]
@@ -287,7 +287,7 @@ def _welch_p(a: Sequence[float], b: Sequence[float]) -> float | None:
     return tested(("a", "b"), dict(enumerate(a)), dict(enumerate(b, start=len(a))), Rules()).p
 
 
-def _without_budget(pair: Pair) -> Pair:
+def without_budget(pair: Pair) -> Pair:
     """Return a pair of a matrix whose budget is spent: an open comparison that would get a seed gets none."""
     ended = pair.outcome is PairOutcome.OPEN and pair.no_more is None
     return replaced(pair, no_more=NoMoreSeeds.BUDGET) if ended else pair

@@ -210,7 +210,8 @@ def _family(rules: VerdictRules, members: Sequence[_Member], names: Mapping[obje
     runs: dict[str, dict[int, str]] = {name: {} for name in names.values()}
     for one in members:
         known = runs[names[one.key]]
-        known[len(known) if one.seed is None else one.seed] = one.name
+        # A second run of a seed is a seed of its own: none replaces another.
+        known[-1 - len(known) if one.seed is None or one.seed in known else one.seed] = one.name
     axes = {names[one.key]: dict(one.key) for one in members}
     asked = rules.baseline.items() if rules.baseline else None
     in_bits = len({one.train.get("tokenizer") for one in members}) > 1
