@@ -29,6 +29,7 @@ MOST_PROPOSED = 10  # seeds per configuration; a difference that needs more is s
 # What ranked runs should not differ in besides their axes, and what a difference means.
 DIFFERENCES = (
     ("tokens", "tokens", "a lower loss may result from more training tokens"),
+    ("model", "model", "a larger model costs more per token"),
     ("params", "parameters", "a larger model has a lower loss and costs more per token"),
 )
 SAMPLED = "validation sequences differ between tokenizers (same text, other parts of it): a larger EVAL_SAMPLES helps"
@@ -209,9 +210,10 @@ def ranking_of(
 
 def differences(runs: Sequence[Run]) -> Iterator[str]:
     """Yield the properties in which compared runs differ, each with its consequence."""
+    several_models = len({run.model for run in runs}) > 1
     for field, name, consequence in DIFFERENCES:
         known = {value for run in runs if (value := getattr(run, field))}
-        if len(known) > 1:
+        if len(known) > 1 and not (field == "params" and several_models):
             listed = ", ".join(value if isinstance(value, str) else f"{value:,}" for value in sorted(known))
             yield f"the runs differ in {name} ({listed}): {consequence}"
 

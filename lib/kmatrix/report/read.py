@@ -77,7 +77,7 @@ def read_run(source: Source) -> Run:
     result = _result(files, state)
     metrics, gpu, error = Metrics(), None, None
     # Without an attempt, its files are those of a result that is being archived.
-    if state.attempts:
+    if state.attempts or files.damage:
         try:
             metrics = read_metrics(folder)
             gpu = gpu_of(folder, _totals(source, _known(result, metrics)))

@@ -14,7 +14,7 @@ from kmatrix.records import attempts
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import find_matrix
 from kmatrix.records.runs import Status
-from kmatrix.report.analysis import analyse
+from kmatrix.report.analyse import analyse
 from kmatrix.verdict.family import NoMoreSeeds, PairOutcome
 from records_factory import CREATED, DATA, FakeRun, edit_attempt, make_matrix, runs_with_seeds
 
@@ -37,7 +37,7 @@ def test_a_finished_run_gives_the_numbers_of_its_result(tmp_path):
     assert run.tokens == 100 * 2 * 8 * 128
     assert run.tokens_per_second == 4000.0
     assert run.evidence == "gpt2_muon_2cpu/result.json"
-    assert (run.val.step[0], run.val.step[-1], len(run.metrics.train.step)) == (0, 100, 20)
+    assert (run.val.step[0], run.val.step[-1], len(run.train.step)) == (0, 100, 20)
 
 
 def test_a_crashed_run_gives_the_numbers_of_its_metrics(tmp_path):
@@ -45,7 +45,7 @@ def test_a_crashed_run_gives_the_numbers_of_its_metrics(tmp_path):
     run = only(analyse(make_matrix(tmp_path, [crashed])))
     assert run.status is Status.FAILED
     assert run.evidence == "gpt2_adamw_1cpu/metrics.jsonl"
-    assert (run.last_val_step, run.steps, run.tokens) == (40, 45, 45 * 1024)
+    assert (run.last_val_step, run.step, run.tokens) == (40, 45, 45 * 1024)
     assert run.final_val_loss == run.val.loss[-1]
     assert run.seconds == pytest.approx(45 * 1024 / 4000)
     assert run.tokens_per_second == 4000.0
@@ -71,7 +71,7 @@ def test_an_incomplete_last_line_is_ignored(tmp_path):
     run = only(analyse(matrix))
     assert run.status is Status.RUNNING
     assert run.last_val_step == 50
-    assert run.steps == 50
+    assert run.step == 50
 
 
 def test_a_run_whose_program_was_killed_is_not_running(tmp_path):
@@ -79,14 +79,14 @@ def test_a_run_whose_program_was_killed_is_not_running(tmp_path):
     path = attempts.path_of(matrix.run("gpt2_adamw_1cpu").path, 1)
     os.utime(path, (CREATED, CREATED))  # the last pulse of another host
     run = only(analyse(matrix))
-    assert (run.status, run.kind, run.reason, run.steps) == (Status.STOPPED, "lost", "its process was killed", 50)
+    assert (run.status, run.kind, run.reason, run.step) == (Status.STOPPED, "lost", "its process was killed", 50)
 
 
 def test_a_run_without_metrics_has_unknown_numbers_instead_of_zeros(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="failed", reason="out of memory", result=False)])
     matrix.run("gpt2_adamw_1cpu").metrics.unlink()
     run = only(analyse(matrix))
-    assert (run.final_val_loss, run.tokens, run.tokens_per_second, run.seconds, run.evidence) == (None,) * 4 + ("",)
+    assert (run.final_val_loss, run.tokens, run.tokens_per_second, run.seconds, run.evidence) == (None,) * 5
 
 
 def test_a_nan_run_keeps_its_earlier_losses_and_is_not_ranked(tmp_path):
@@ -94,7 +94,7 @@ def test_a_nan_run_keeps_its_earlier_losses_and_is_not_ranked(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [diverged, FakeRun()]))
     assert numbers.runs[0].reason == "loss is nan at step 47"
     assert numbers.runs[0].final_val_loss == numbers.runs[0].val.loss[-1]
-    assert [group.name for group in numbers.rankings[0].groups] == ["adamw, 1 rank"]
+    assert numbers.rankings[0].order == ("adamw",)
 
 
 def test_a_planned_run_without_a_folder_is_counted(tmp_path):
@@ -169,31 +169,32 @@ def test_a_damaged_plan_is_one_error(tmp_path, text):
 
 def test_seeds_of_one_configuration_form_one_group(tmp_path):
     numbers = analyse(make_matrix(tmp_path, [*runs_with_seeds(3, ADAMW), *runs_with_seeds(3, MUON, optimizer="muon")]))
-    assert [(group.name, group.losses) for group in numbers.groups] == [
-        ("adamw, 1 rank", dict(zip((1, 2, 3), ADAMW, strict=True))),
-        ("muon, 1 rank", dict(zip((1, 2, 3), MUON, strict=True))),
+    assert [(one.name, one.seeds, one.mean) for one in numbers.configurations] == [
+        ("muon", (1, 2, 3), pytest.approx(sum(MUON) / 3)),
+        ("adamw", (1, 2, 3), pytest.approx(sum(ADAMW) / 3)),
     ]
 
 
 def test_a_pending_seed_belongs_to_the_group_of_the_finished_ones(tmp_path):
     first, second = runs_with_seeds(2, [3.2, 3.3])
-    (group,) = analyse(make_matrix(tmp_path, [first], planned=[second])).groups
-    assert (group.name, len(group.runs), group.losses) == ("adamw, 1 rank", 2, {1: 3.2})
+    (one,) = analyse(make_matrix(tmp_path, [first], planned=[second])).configurations
+    assert (one.name, len(one.runs), one.seeds, one.pending) == ("adamw", 2, (1,), 1)
 
 
 def test_a_finished_run_with_unknown_data_is_not_ranked(tmp_path):
     first, second = runs_with_seeds(2, [3.2, 3.3])
     silent = FakeRun(seed=2, axes=second.axes, train={"data_sha256": ""})
     numbers = analyse(make_matrix(tmp_path, [first, silent]))
-    assert [len(group.losses) for group in numbers.rankings[0].groups] == [1]
+    assert [len(one.counted) for one in numbers.configurations] == [1, 1]
+    assert len(numbers.rankings) == 1
     assert any("does not record the training data" in warning for warning in numbers.warnings)
 
 
 def test_runs_on_different_data_are_never_ranked_together(tmp_path):
     runs = [FakeRun(), FakeRun(optimizer="muon", data_sha256=OTHER_DATA), FakeRun(optimizer="sgd", final_loss=4.0)]
     numbers = analyse(make_matrix(tmp_path, runs))
-    ranked = {ranking.data_sha256: [group.name for group in ranking.groups] for ranking in numbers.rankings}
-    assert ranked == {DATA: ["adamw, 1 rank", "sgd, 1 rank"], OTHER_DATA: ["muon, 1 rank"]}
+    ranked = {ranking.data_sha256: ranking.order for ranking in numbers.rankings}
+    assert ranked == {DATA: ("adamw", "sgd"), OTHER_DATA: ("muon",)}
     assert any("different data" in warning for warning in numbers.warnings)
 
 
@@ -207,8 +208,8 @@ def test_different_tokens_or_models_of_ranked_runs_are_reported(tmp_path):
 def test_scaling_is_relative_to_the_smallest_number_of_gpus(tmp_path):
     speeds = {1: 1000.0, 2: 1900.0, 4: 3000.0}
     runs = [FakeRun(gpus=n, device="cuda", tokens_per_s=speed, mfu=0.4) for n, speed in speeds.items()]
-    (scaling,) = analyse(make_matrix(tmp_path, runs)).scalings
-    assert scaling.name == "adamw"
+    (scaling,) = analyse(make_matrix(tmp_path, runs)).scaling
+    assert scaling.configuration == "adamw"
     assert [(row.world_size, row.speedup, row.efficiency) for row in scaling.rows] == [
         (1, 1.0, 1.0),
         (2, pytest.approx(1.9), pytest.approx(0.95)),
@@ -271,7 +272,7 @@ def test_an_open_comparison_has_the_spent_budget_of_its_matrix_as_its_reason(tmp
     rules = {"seeds_auto": True, "seeds": list(range(1, 7)), "seeds_min": 3}
     runs, later = ([replace(run, symbols={"BUDGET_DOLLARS": dollars}) for run in some] for some in (runs, later))
     matrix = make_matrix(tmp_path, runs, planned=later, verdict=rules)
-    (pair,) = analyse(matrix).rankings[0].verdict.pairs
+    (pair,) = analyse(matrix).rankings[0].pairs
     assert pair.outcome is PairOutcome.OPEN
     assert (pair.no_more is NoMoreSeeds.BUDGET) is spent
 
@@ -280,11 +281,12 @@ def test_results_that_no_round_of_adaptive_seeds_asked_for_are_in_no_mean(tmp_pa
     """Three seeds decide it; the fourth and the fifth are there, of another matrix, and would move the means."""
     runs = [*runs_with_seeds(5, [*ADAMW, 9.0, 9.1]), *runs_with_seeds(5, [*MUON, 1.0, 1.1], optimizer="muon")]
     rules = {"seeds_auto": True, "seeds": [*range(1, 11)], "seeds_min": 3}
-    (ranking,) = analyse(make_matrix(tmp_path, runs, verdict=rules)).rankings
-    assert (ranking.replay.rounds, ranking.replay.unused) == ((3,), 4)
-    assert {group.name.partition(",")[0]: [*group.losses.values()] for group in ranking.groups} == {
-        "muon": MUON,
-        "adamw": ADAMW,
+    results = analyse(make_matrix(tmp_path, runs, verdict=rules))
+    (ranking,) = results.rankings
+    assert (ranking.seeds_auto.rounds, ranking.seeds_auto.unused) == ((3,), 4)
+    assert {one.name: one.mean for one in results.configurations} == {
+        "muon": pytest.approx(sum(MUON) / 3),
+        "adamw": pytest.approx(sum(ADAMW) / 3),
     }
 
 
