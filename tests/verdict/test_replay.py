@@ -111,27 +111,3 @@ def test_fewer_seeds_than_the_first_look_are_all_run_and_never_looked_at():
     found = replay({"a": {1: 1.0, 2: 1.1}, "b": {1: 9.0, 2: 9.2}}, rules)
     assert (found.wanted, found.rounds) == ((), (2,))
     assert found.verdict.pairs[0].no_more is NoMoreSeeds.MAXIMUM
-
-
-def tie(last):
-    """Return ten seeds of two configurations that differ by +0.01 and -0.01 in turn, and by `last` at the last seed."""
-    differences = [0.01 if seed % 2 else -0.01 for seed in range(9)] + [last]
-    return {
-        "a": {seed: 3.28 + 0.001 * seed for seed in range(10)},
-        "b": {seed: 3.28 + 0.001 * seed + x for seed, x in enumerate(differences)},
-    }
-
-
-def test_a_tie_is_equivalent_only_once_it_fits_into_the_margin():
-    """A margin between those that nine and ten seeds reach: "equivalent" at the last seed, or open if it never fits."""
-    seeds = tuple(range(10))
-    parts = [{name: {seed: row[seed] for seed in range(n)} for name, row in tie(0.0).items()} for n in (9, 10)]
-    nine, ten = (verdict_on(part, Rules(seeds=seeds)).pairs[0].margin for part in parts)
-    assert ten < nine
-    rules = Rules(seeds=seeds, min_difference=(nine + ten) / 2)
-    found = replay(tie(0.0), rules)
-    assert (found.rounds[-1], found.verdict.pairs[0].outcome) == (10, PairOutcome.EQUIVALENT)
-    found = replay(tie(0.04), rules)
-    pair = found.verdict.pairs[0]
-    assert (found.rounds[-1], pair.outcome, pair.no_more) == (10, PairOutcome.OPEN, NoMoreSeeds.MAXIMUM)
-    assert pair.margin > rules.min_difference

@@ -82,7 +82,7 @@ class Pair(Record, frozen=True, kw_only=True):
         float | None, Meta(description="mean of a - mean of b, nats/token: paired by seed, or without a pair of all")
     ] = None
     interval: Annotated[
-        Interval | None, Meta(description="of the difference, nats/token, of this pair alone; sequential: of all looks")
+        Interval | None, Meta(description="of the difference, nats/token, of this pair alone; sequential: at any look")
     ] = None
     p: Annotated[float | None, Meta(description="two-sided, of this pair alone; sequential: valid at any look")] = None
     p_holm: Annotated[float | None, Meta(description="p corrected for the number of comparisons of the family")] = None
