@@ -303,12 +303,7 @@ def _command(ranking: Ranking, group: Group, matrix: Path) -> str | None:
     if ranking.seeds_auto.wanted if ranking.seeds_auto else ranking.preliminary:
         return make_command("continue", matrix)  # planned seeds come before further ones
     if ranking.seeds_auto:
-        at_most = [
-            pair for pair in ranking.pairs if pair.a == ranking.reference and pair.no_more is NoMoreSeeds.MAXIMUM
-        ]
-        more = needed(at_most)
-        most = str(ranking.seeds_auto.seeds_max + more)
-        return make_command("add", matrix, MATRIX_SEEDS_MAX=most) if more else None
+        return None  # their maximum is fixed
     seeds = {run.seed for run in runs if run.seed is not None}
     more = ranking.more_seeds
     if ranking.state is State.NOT_EVIDENCE and ranking.reference in ranking.order:

@@ -66,7 +66,6 @@ class NoMoreSeeds(StrEnum):
     NO_LOSS = "no loss"  # one of the two has no loss after its first seeds: all diverged, failed or were skipped
     BEATEN = "beaten"  # one of the two is worse than a third one: it is out, whatever this pair would say
     BUDGET = "budget"  # of the matrix, which is spent
-    OTHER_RANKING = "other ranking"  # it compares tokenizers by bits per byte: rankings by loss decide about seeds
 
 
 class Pair(Record, frozen=True, kw_only=True):
