@@ -19,8 +19,8 @@ from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.view import History, Metric
 from kmatrix.records.files import append_jsonl
 from kmatrix.records.paths import RunDir
+from kmatrix.report.gpu.load import load
 from programs import run as run_command
-from stats_reader import read_stats
 
 # ---- recordings --------------------------------------------------------------------------------------------------
 
@@ -251,9 +251,9 @@ def test_the_statistics_files_contain_the_selected_gpu_and_all_gpus(tmp_path):
     assert [entry["utilization"] for entry in single] == [70, 70, 95]
     keys = {"timestamp", "gpu_index", "gpu_name", "utilization", "memory_used", "memory_total", "power"}
     assert keys <= set(single[0])
-    snapshots = list(read_stats(tmp_path / "x_multi_gpu.json"))
-    assert [snapshot.time for snapshot in snapshots] == [T0, T0 + 1, T0 + 2]
-    assert [sample.utilization for sample in snapshots[0].samples] == [95, 70]
+    samples = load(tmp_path / "x_multi_gpu.json")
+    assert samples.wall.tolist() == [T0, T0 + 1, T0 + 2]
+    assert samples.values["utilization"][0].tolist() == [95, 70]
 
 
 def test_our_own_statistics_file_is_continued_and_any_other_file_is_refused(tmp_path):

@@ -14,7 +14,7 @@ from typing import Any
 from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
 from kmatrix.gpu.formats.json_array import JsonArrayFile
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, legacy, multi
-from kmatrix.records.files import write_json
+from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 
 STARTED = 1_795_152_200.0
@@ -249,16 +249,14 @@ def write_timings(
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def write_phases(run_dir: RunDir, *phases: tuple[str, float, float]) -> None:
-    """Write phases.jsonl: names with begin and end, in seconds since the start of the recording.
+def write_phases(
+    run_dir: RunDir, *phases: tuple[str, float, float], attempt: int = 1, end: float | None = None
+) -> None:
+    """Append to phases.jsonl: names with begin and end, in seconds since the start of the recording.
 
-    A run without a result gets one that ends after every recording.
+    end: of the training; None: the attempt was killed.
     """
     run_dir.path.mkdir(parents=True, exist_ok=True)
-    lines = [
-        {"schema": 1, "phase": name, "step": 0, "begin": STARTED + begin, "end": STARTED + end}
-        for name, begin, end in phases
-    ]
-    run_dir.phases.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    if not run_dir.result.exists():
-        write_json(run_dir.result, {"ended": STARTED + 86_400})
+    for name, begin, last in (*phases, *(() if end is None else [("ending", end, end + 1)])):
+        line = {"phase": name, "step": 0, "attempt": attempt, "begin": STARTED + begin, "end": STARTED + last}
+        append_jsonl(run_dir.phases, line)

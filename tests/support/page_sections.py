@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from html_reader import Element, read_html
-from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.assemble import render_page
+
+from html_reader import Element, read_html
+from kmatrix.records.paths import MatrixDir
 from records_factory import FakeRun, make_matrix
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from kmatrix.gpu.devices import EXTRA_NAMES
 from kmatrix.gpu.formats.json_array import entry_until
-from kmatrix.gpu.formats.samples import Snapshot
-from kmatrix.gpu.formats.text import time_of
+from kmatrix.gpu.formats.samples import Snapshot, time_of
 from kmatrix.gpu.nvml.source import NvmlSource, open_source
 from kmatrix.gputop.host import ProcessTable
 from kmatrix.gputop.view import ProcessRow

@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import datetime
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from kmatrix.gpu.formats.binary import COLUMNS, SampleFile, read_samples
 from kmatrix.gpu.formats.clock import RecordingClock
 from kmatrix.gpu.formats.json_array import JsonArrayFile, PublishedArrayFile, open_published
 from kmatrix.gpu.formats.samples import GpuSample, Snapshot, aggregate, legacy, multi
-from stats_reader import read_stats
 
 ROOT = Path(__file__).resolve().parents[3]
 A10G = GpuSample(
@@ -261,81 +259,6 @@ def test_a_recording_of_another_format_is_refused_as_such(tmp_path):
     write_samples(tmp_path / "s.bin", 1, {**HEADER, "schema": 4})
     with pytest.raises(RecordError, match="schema 4"):
         read_samples(tmp_path / "s.bin")
-
-
-@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=6))
-@settings(max_examples=50, deadline=None)
-def test_a_multi_gpu_file_is_read_back_as_written(tmp_path_factory, rows):
-    path = tmp_path_factory.mktemp("stats") / "gpu_stats_multi_gpu.json"
-    samples = tuple(
-        GpuSample(gpu_index=index, gpu_name="A", utilization=row[0], memory_used=row[1], temperature=row[2])
-        for index, row in enumerate(rows)
-    )
-    snapshots = [Snapshot(time=TIME + step, samples=samples) for step in range(3)]
-    file = JsonArrayFile(path)
-    for snapshot in snapshots:
-        file.append(multi(snapshot))
-    reader = read_stats(path)
-    assert list(reader) == snapshots
-    assert reader.errors is None
-
-
-def original_entry(index, **values):
-    return {"gpu_index": index, "gpu_name": "NVIDIA A10G", "utilization": 95, "memory_total": 24576.0, **values}
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        original_entry(0, memory_used=12800.0, temperatures={"GPU": 60, "Memory": 80}, clocks={"gpu": 1695}),
-        original_entry(0, memory_mb=12800.0, temperature=60, clocks={"sm": 1695}),
-        original_entry(0, memory_used_mb=12800.0, temperatures={"edge": 55, "junction": 60}, sm_clock=1695),
-    ],
-)
-@pytest.mark.parametrize("layout", ["legacy", "multi", "samples"])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_the_layouts_of_the_original_project_are_read(tmp_path, entry, layout, indent):
-    stamp = "2025-01-15T10:30:00"
-    item = {"timestamp": stamp, "multi_gpu_data": [entry]} if layout == "multi" else {"timestamp": stamp, **entry}
-    value = {"gpu": "A10G", "samples": [item, item]} if layout == "samples" else [item, item]
-    (tmp_path / "g.json").write_text(json.dumps(value, indent=indent))
-    snapshots = list(read_stats(tmp_path / "g.json"))
-    assert len(snapshots) == 2
-    assert snapshots[0].time == datetime(2025, 1, 15, 10, 30).timestamp()
-    sample = snapshots[0].samples[0]
-    assert (sample.memory_used, sample.temperature, sample.sm_clock, sample.power) == (12800.0, 60, 1695, None)
-
-
-@pytest.mark.parametrize("indent", [None, 2])
-def test_a_truncated_array_gives_its_complete_objects_and_reports_the_loss(tmp_path, indent):
-    path = tmp_path / "g.json"
-    entries = [multi(Snapshot(time=TIME + step, samples=(A10G, LOST))) for step in range(50)]
-    text = json.dumps(entries, indent=indent)
-    for length in (1, 2, 3, 50, 300, len(text) // 2, len(text) - 1):
-        path.write_text(text[:-length])
-        reader = read_stats(path)
-        read = list(reader)
-        assert [snapshot.time for snapshot in read] == [TIME + step for step in range(len(read))]
-        assert reader.errors is not None
-        assert reader.errors.complete == len(read)
-        assert len(read) >= 49 - length * 50 // len(text)
-
-
-def test_a_damaged_object_in_the_middle_costs_only_itself(tmp_path):
-    path = tmp_path / "g.json"
-    entries = [json.dumps(legacy(A10G, TIME + step)) for step in range(5)]
-    entries[2] = entries[2].replace('"power": ', '"power": oops')
-    path.write_text("[" + ",\n".join(entries) + "]")
-    reader = read_stats(path)
-    assert [round(snapshot.time - TIME) for snapshot in reader] == [0, 1, 3, 4]
-    assert "damaged" in str(reader.errors)
-
-
-@pytest.mark.parametrize("text", ["", "{}", "hello", '{"samples": 5}', "5"])
-def test_a_file_of_another_kind_is_refused_with_the_accepted_kinds(tmp_path, text):
-    (tmp_path / "g.json").write_text(text)
-    with pytest.raises(RecordError, match=r"g\.json is not a GPU recording"):
-        list(read_stats(tmp_path / "g.json"))
 
 
 NAN, HUGE = struct.pack("<d", math.nan), struct.pack("<d", 1e300)

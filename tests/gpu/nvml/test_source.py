@@ -4,12 +4,12 @@ import threading
 import time
 
 import pytest
+from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 
 from kmatrix.gpu.devices import ExtraMetrics
 from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json
-from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from recordings import DEVICES, events_of, stop_recorder, summary_file
 from waiting import wait_until
 

@@ -10,7 +10,7 @@ from kmatrix.errors import RecordError
 from kmatrix.gpu.recorder.__main__ import main
 from kmatrix.gpu.recorder.files import export
 from kmatrix.records.paths import RunDir
-from stats_reader import read_stats
+from kmatrix.report.gpu.load import load
 
 GPUS = FakeGpus(memory=(12_800.0, 9_000.0), power=(150.0, None), samples=9, lost={1: 6})
 
@@ -30,7 +30,7 @@ def test_csv_is_read_back_with_empty_cells_for_unknown_values(run_dir, capsys):
     assert titles == ["timestamp", "elapsed_sec", "gpu0_power_w", "gpu0_temp_c", "gpu1_power_w", "gpu1_temp_c"]
     assert rows[0][1:] == ["0.000", "150", "60", "", "61"]
     assert rows[8][1:] == ["8.000", "150", "60", "", ""]
-    assert [snapshot.time for snapshot in read_stats(path)] == [STARTED + number for number in range(9)]
+    assert load(path).wall.tolist() == [STARTED + number for number in range(9)]
     assert sorted(run_dir.path.iterdir()) == sorted([run_dir.gpu_samples, path])
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
+from kmatrix.records.files import finite
+
 SIMULATED = "(simulated)"  # suffix of the names of simulated GPUs
 RANK_UUID = "cpu-rank-"  # prefix of the `uuid` of a rank on the CPU
 CsvFields = tuple[tuple[str, str], ...]
@@ -146,6 +148,16 @@ def csv_row(
 def timestamp(time: float, precision: str = "microseconds") -> str:
     """Return a Unix time as ISO 8601 in UTC, with its offset."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec=precision)
+
+
+def time_of(value: Any) -> float | None:
+    """Return Unix s from ISO 8601 (local time without an offset) or from a number."""
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value.strip()).timestamp()
+        except (ValueError, OverflowError, OSError):  # OverflowError, OSError: a year outside the system's range
+            return None
+    return finite(value)
 
 
 def rounded(value: float | None) -> float | None:

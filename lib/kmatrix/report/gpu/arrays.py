@@ -7,6 +7,7 @@ import json
 import mmap
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
@@ -30,6 +31,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {  # quantity -> its keys, by precedence
     "memory_total": ("memory_total", "memory_total_mb"),
 }
 PROBE = 4096  # bytes
+MOST_NESTED = 100  # GPUs of an entry
 Value = float | str | None
 Bytes = bytes | mmap.mmap
 Identity = tuple[str | None, int, str | None]  # UUID, index and name of a GPU
@@ -216,9 +218,7 @@ def _content(path: Path, data: Bytes) -> tuple[_Content, list[str]]:
 
 def _pieces(data: Bytes, begin: int) -> Iterator[bytes]:
     """Yield an array in pieces, each an array itself. begin: offset of the first entry."""
-    first = FIRST_KEY.match(data, begin)
-    mark = first[0] if first else b"{"  # what is between two entries, up to the first key
-    view = memoryview(data)
+    mark, view = _mark(data, begin), memoryview(data)
     while (end := data.find(mark, begin + CHUNK)) >= 0:
         yield b"".join((b"[", view[begin : data.rfind(b"}", begin, end) + 1], b"]"))
         begin = data.find(b"{", end)
@@ -235,14 +235,32 @@ def _whole(path: Path, data: bytes, begin: int) -> tuple[list[_Entry], list[str]
         why = str(error)
     try:
         if "truncated" in why:
-            complete = data[begin : data.rfind(b"{", 0, data.rfind(b'"timestamp"'))].rstrip(b", \t\r\n")
-            entries = _DECODER.decode(b"[" + complete + b"]")
+            entries = _complete(data, begin)
             return entries, [f"truncated: {plural(len(entries), 'complete sample')}"]
         if "invalid character" in why:  # NaN and infinity, which Python writes although JSON has none
             return msgspec.convert(json.loads(data, parse_constant=lambda _: None), list[_Entry]), []
     except DAMAGE as error:
         why = str(error)
     raise RecordError(f"{path} is damaged", why=why.replace("`", ""), hint="restore it from a copy")
+
+
+def _complete(data: bytes, begin: int) -> list[_Entry]:
+    """Return the complete entries of a truncated array. begin: offset of the first one. Raises what a decoder does."""
+    mark = _mark(data, begin)
+    end = len(data)
+    # The GPUs of an entry may begin as it does: the last place before which all is complete is its begin.
+    for _ in range(MOST_NESTED):
+        if (end := data.rfind(mark, begin, end)) <= begin:
+            return []
+        with suppress(msgspec.DecodeError):
+            return _DECODER.decode(b"[" + data[begin:end].rstrip(b", \t\r\n") + b"]")
+    return []
+
+
+def _mark(data: Bytes, begin: int) -> bytes:
+    """Return the text between two entries, up to the first key."""
+    first = FIRST_KEY.match(data, begin)
+    return first[0] if first else b"{"
 
 
 def unknown_kind(path: Path, why: str) -> RecordError:

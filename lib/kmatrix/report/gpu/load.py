@@ -15,8 +15,7 @@ import numpy as np
 
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import MAGIC, damage_note, read_samples
-from kmatrix.gpu.formats.samples import CSV_FIELDS, CSV_SIMULATED, SIMULATED, csv_header
-from kmatrix.gpu.formats.text import time_of
+from kmatrix.gpu.formats.samples import CSV_FIELDS, CSV_SIMULATED, SIMULATED, csv_header, time_of
 from kmatrix.report.gpu.arrays import floats, number_in, read_array, unknown_kind
 from kmatrix.report.gpu.samples import (
     CPU,
