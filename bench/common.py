@@ -148,18 +148,22 @@ class Found:
     goal: float | None = None
 
 
-def compare_with_goals(description: str | None, measure: Callable[[bool], Iterator[Found]]) -> int:
+def compare_with_goals(description: str | None, measure: Callable[..., Iterator[Found]], **checkouts: str) -> int:
     """Be a program that prints medians of rounds next to their goals; return 1 if one is missed at full size.
 
-    measure: yields the figures, at sizes that take seconds if it is called with True.
+    measure: yields the figures, at sizes that take seconds if it is called with True. Its further arguments are paths
+    of checkouts, None if they are not given.  checkouts: the help of each of their options.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smallest", action="store_true", help="sizes that take seconds, to see that it works")
     parser.add_argument("--rounds", type=int, default=3)
+    for name, text in checkouts.items():
+        parser.add_argument(f"--{name}", type=Path, help=text)
     args = parser.parse_args()
+    given = {name: getattr(args, name) for name in checkouts}
     print(machine(), flush=True)
     rows, missed = [], False
-    for several in zip(*([*measure(args.smallest)] for _ in range(args.rounds)), strict=True):
+    for several in zip(*([*measure(args.smallest, **given)] for _ in range(args.rounds)), strict=True):
         one, value = several[0], statistics.median(found.value for found in several)
         is_missed = one.goal is not None and value > one.goal
         missed |= is_missed
