@@ -6,10 +6,10 @@ import itertools
 import statistics
 
 import pytest
+from kmatrix.report.analysis import analyse
 from scipy import stats
 
 from kmatrix.records.files import read_json
-from kmatrix.report.analysis import analyse
 from kmatrix.report.write import write_summary
 from records_factory import make_matrix, runs_with_seeds
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
-from gpu_factory import FakeGpus, record
-from kmatrix.records.files import read_json, write_json
 from kmatrix.report.analysis import analyse
 from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 from kmatrix.report.summary import render_summary
+
+from gpu_factory import FakeGpus, record
+from kmatrix.records.files import read_json, write_json
 from kmatrix.report.write import write_summary
 from records_factory import FakeRun, edit_attempt, make_matrix
 
@@ -30,53 +30,32 @@ def folder_of(run, node):
     return run.later_nodes()[node] if node else run
 
 
-def test_the_report_lists_every_device_with_its_host(matrix):
-    numbers = analyse(matrix)
-    write_summary(numbers)
-
-    (run,) = read_json(matrix.results)["runs"]
-    assert [(device["rank"], device["node"], device["host"]) for device in run["devices"]] == [
-        (rank, rank // 2, f"n{rank // 2 + 1}") for rank in range(8)
-    ]
-    _, _, table = render_summary(numbers).partition("Nodes\n")
-    rows = [line.split() for line in table.splitlines()[3:11]]
-    assert [(row[1], row[2], row[3]) for row in rows] == [
-        (str(rank // 2), f"n{rank // 2 + 1}", str(rank)) for rank in range(8)
-    ]
-    assert all(row[-1] == "7R32" for row in rows)
-
-
-def test_runs_on_one_node_have_no_table_of_nodes(tmp_path):
-    assert "Nodes\n" not in render_summary(analyse(make_matrix(tmp_path, [FakeRun(gpus=2)])))
+def test_results_have_the_host_and_the_device_of_each_rank(matrix):
+    (run,) = analyse(matrix).runs
+    assert run.hosts == tuple(f"n{rank // 2 + 1}" for rank in range(8))
+    assert run.devices == ("AMD EPYC 7R32",) * 8
 
 
 def test_recordings_of_all_nodes_are_one_with_hosts_and_their_sums(matrix):
     (run,) = matrix.runs()
     for node in range(4):
         record(folder_of(run, node), FakeGpus())
-
-    gpu = next(numbers.gpu for numbers in analyse(matrix).runs)
-    one = read_gpu(folder_of(run, 3), TrainingTotals(device="gpu"))
-
-    assert [device.host for device in gpu.devices] == [f"n{node + 1}" for node in range(4) for _ in one.devices]
-    assert gpu.joules == pytest.approx(4 * one.joules)
-    assert gpu.total_mean == pytest.approx(4 * one.total_mean)
-    assert gpu.total_max is None  # its nodes have clocks of their own
-    assert "GPU 0 on n4" in [gpu.label(device) for device in gpu.devices]
-    write_summary(analyse(matrix))
-    (entry,) = read_json(matrix.results)["runs"]
-    assert {device["host"] for device in entry["gpu"]["gpus"]} == {"n1", "n2", "n3", "n4"}
+    (found,) = analyse(matrix).runs
+    one = gpu_of(folder_of(run, 3), TrainingTotals(device="gpu"))
+    assert [device.host for device in found.gpu.gpus] == [f"n{node + 1}" for node in range(4) for _ in one.gpus]
+    assert found.gpu.totals.joules == pytest.approx(4 * one.totals.joules)
+    assert found.gpu.totals.memory_used_mean == pytest.approx(4 * one.totals.memory_used_mean)
+    assert found.gpu.totals.memory_used_max is None  # its nodes have clocks of their own
+    assert "GPU 0 on n4" in [device.label for device in found.gpu.gpus]
 
 
 def test_a_node_without_a_recording_makes_sums_unknown_and_is_named(matrix):
     (run,) = matrix.runs()
     for node in (0, 2, 3):
         record(folder_of(run, node), FakeGpus())
-
-    gpu = next(numbers.gpu for numbers in analyse(matrix).runs)
-
-    assert (gpu.joules, gpu.total_mean) == (None, None)
-    assert "nothing recorded on n2" in gpu.notes
+    (found,) = analyse(matrix).runs
+    assert (found.gpu.totals.joules, found.gpu.totals.memory_used_mean) == (None, None)
+    assert "nothing recorded on n2" in found.gpu.notes
 
 
 def test_a_matrix_names_the_hosts_that_trained_and_where_each_attempt_began(matrix):
@@ -84,7 +63,7 @@ def test_a_matrix_names_the_hosts_that_trained_and_where_each_attempt_began(matr
     edit_attempt(run, 1, host="n8", end={"kind": "node lost", "reason": "n9 is lost"})
     edit_attempt(run, 2, host="n1", end={"kind": "finished", "reason": ""})
 
-    lines = render_summary(analyse(matrix)).splitlines()
+    lines = summary(analyse(matrix)).splitlines()
 
     machine = next(line for line in lines if line.startswith("Machine"))
     assert machine.startswith("Machine   n1, n2, n3, n4 (submitted from node-1)")

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from html_reader import Element, read_html
 from kmatrix.report.analysis import analyse
 from kmatrix.report.page.assemble import render_page
+
+from html_reader import Element, read_html
 from kmatrix.report.write import write_summary
 from page_sections import section
 from records_factory import FakeRun, make_matrix, runs_with_seeds

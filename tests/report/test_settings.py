@@ -8,10 +8,9 @@ import kconfiglib as kc
 
 from kmatrix.kconfig.tree import Tree
 from kmatrix.records.paths import ROOT
-from kmatrix.report.analysis import analyse
-from kmatrix.report.numbers import SettingOrigin
-from kmatrix.report.read_run import SETTING_FIELDS, optimizer_settings
-from kmatrix.report.summary import render_summary
+from kmatrix.report.analyse import analyse
+from kmatrix.report.settings import OPTIMIZER_FIELDS
+from kmatrix.report.write import summary
 from records_factory import FakeRun, make_matrix
 
 LR = "GPT2_LEARNING_RATE"
@@ -23,21 +22,21 @@ def run(optimizer, rate, *requested, **fields):
     return FakeRun(optimizer=optimizer, asked=requested, axes=axes, train={**TRAIN, "learning_rate": rate, **fields})
 
 
-def numbers_of(tmp_path, *runs):
+def results_of(tmp_path, *runs):
     return analyse(make_matrix(tmp_path, runs))
 
 
-def setting_of(numbers, name="learning_rate"):
-    return [text for text in numbers.warnings if text.startswith(name)]
+def setting_of(one, name):
+    return next(setting for setting in one.settings if setting.name == name)
 
 
 def test_a_setting_is_default_requested_or_swept(tmp_path):
-    numbers = numbers_of(tmp_path, run("adamw", 6e-4), run("muon", 0.02, LR), *swept_runs("lion"))
+    numbers = results_of(tmp_path, run("adamw", 6e-4), run("muon", 0.02, LR), *swept_runs("lion"))
 
-    origins = {group.optimizer: group.get("learning_rate").origin for group in numbers.settings}
-    assert origins == {"adamw": SettingOrigin.DEFAULT, "muon": SettingOrigin.EXPLICIT, "lion": SettingOrigin.SWEPT}
-    assert numbers.settings[-1].get("learning_rate").values == (1e-4, 3e-4)
-    assert numbers.settings[-1].get("weight_decay").origin is SettingOrigin.DEFAULT
+    origins = {one.optimizer: setting_of(one, "learning_rate").origin for one in numbers.settings}
+    assert origins == {"adamw": "default", "muon": "asked for", "lion": "swept"}
+    assert setting_of(numbers.settings[-1], "learning_rate").values == (1e-4, 3e-4)
+    assert setting_of(numbers.settings[-1], "weight_decay").origin == "default"
 
 
 def swept_runs(optimizer):
@@ -45,20 +44,25 @@ def swept_runs(optimizer):
 
 
 def test_a_swept_optimizer_next_to_one_that_was_not_gives_a_warning(tmp_path):
-    (warning,) = setting_of(numbers_of(tmp_path, *swept_runs("adamw"), run("muon", 0.02, LR)))
-
+    warnings = results_of(tmp_path, *swept_runs("adamw"), run("muon", 0.02, LR)).warnings
+    (warning,) = [text for text in warnings if text.startswith("learning_rate")]
     assert warning == (
         "learning_rate was swept for adamw but not for muon: a tuned optimizer is compared with an untuned one"
     )
 
 
-def test_settings_without_effect_are_omitted():
-    found = optimizer_settings(
-        {"optimizer": "adamw", "sgd_momentum": None, "pruning": "none", "target_sparsity": 0.5, "lr": 1}
-    )
+def test_settings_without_effect_are_omitted(tmp_path):
+    own = FakeRun(optimizer="signsgd", train={"signsgd_noise": 0.1, "sgd_momentum": None, "target_sparsity": 0.5})
+    (found,) = results_of(tmp_path, own).settings
+    names = [one.name for one in found.settings]
+    assert "signsgd_noise" in names
+    assert not {"sgd_momentum", "pruning", "target_sparsity"} & {*names}
 
-    assert found == {}
-    assert optimizer_settings({"optimizer": "signsgd", "signsgd_noise": 0.1}) == {"signsgd_noise": 0.1}
+
+def test_the_settings_that_differ_name_the_value_of_each_configuration(tmp_path):
+    (rate, *others) = results_of(tmp_path, *swept_runs("adamw")).differing
+    assert (rate.name, rate.chosen, others) == ("learning_rate", True, [])
+    assert [rate.values[place] for place in rate.of.values()] == list(rate.values)
 
 
 def test_the_sparsity_of_pruned_runs_is_in_the_summary(tmp_path):
@@ -69,9 +73,9 @@ def test_the_sparsity_of_pruned_runs_is_in_the_summary(tmp_path):
     numbers = analyse(matrix)
 
     assert [(run.pruning, run.sparsity) for run in numbers.runs] == [("state", 0.4999), ("none", None)]
-    assert "sparsity" in render_summary(numbers)
-    assert " 50.0% " in render_summary(numbers)
-    assert "sparsity" not in render_summary(analyse(make_matrix(tmp_path / "other", [FakeRun()])))
+    assert "sparsity" in summary(numbers)
+    assert " 50.0% " in summary(numbers)
+    assert "sparsity" not in summary(analyse(make_matrix(tmp_path / "other", [FakeRun()])))
 
 
 def test_every_setting_of_an_optimizer_or_of_pruning_is_listed():
@@ -88,4 +92,4 @@ def test_every_setting_of_an_optimizer_or_of_pruning_is_listed():
             node = node.next
 
     walk(tree.kconf.top_node.list, False)
-    assert inside - set(SETTING_FIELDS) == {"optimizer"}
+    assert inside - set(OPTIMIZER_FIELDS) == {"optimizer"}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from scipy import stats
 
 from gpu_factory import STARTED, FakeGpus, record
 from kmatrix.records.files import read_json, write_json
-from kmatrix.report.analysis import analyse
-from kmatrix.report.target import reached, target_numbers
+from kmatrix.report.analyse import analyse
+from kmatrix.report.results import Effort
+from kmatrix.report.target import reached
 from recordings import read_jsonl
 from records_factory import FakeRun, make_matrix, replan, runs_with_seeds
 
@@ -20,7 +20,7 @@ from records_factory import FakeRun, make_matrix, replan, runs_with_seeds
 def numbers_of(matrix, value=None):
     if value is not None:
         write_json(matrix.matrix_json, {**read_json(matrix.matrix_json), "verdict": {"target_loss": value}})
-    return target_numbers(analyse(matrix))
+    return analyse(matrix).target
 
 
 def recorded_matrix(root, **gpus):
@@ -36,23 +36,23 @@ def recorded_matrix(root, **gpus):
 
 
 def group_of(found, optimizer):
-    return next(group for group in found.groups if group.name.startswith(optimizer))
+    return next(one for one in found.configurations if one.name.startswith(optimizer))
 
 
 def test_a_run_that_never_reaches_the_target_is_later_than_all_others(tmp_path):
     losses = (3.27, 3.28, 3.29, 3.31, 3.32)
     found = numbers_of(make_matrix(tmp_path, runs_with_seeds(5, losses)), 3.295)
 
-    step = group_of(found, "adamw").reached("step")
-    assert (step.runs, step.reached, step.missed) == (5, 3, 2)
-    assert step.median == 100  # the third of five, not the mean of three
-    assert found.is_set
+    one = group_of(found, "adamw")
+    assert (one.runs, one.reached) == (5, 3)
+    assert one.median.step == 100  # the third of five, not the mean of three
+    assert found.of is None
 
 
 def test_no_median_when_half_of_the_runs_miss_the_target(tmp_path):
     found = numbers_of(make_matrix(tmp_path, runs_with_seeds(4, (3.27, 3.28, 3.31, 3.32))), 3.295)
 
-    assert {one.median for one in group_of(found, "adamw").reach} == {None}
+    assert group_of(found, "adamw").median == Effort()
 
 
 def test_failed_runs_did_not_reach_the_target_and_planned_ones_may(tmp_path):
@@ -65,23 +65,12 @@ def test_failed_runs_did_not_reach_the_target_and_planned_ones_may(tmp_path):
     found = numbers_of(make_matrix(tmp_path, runs, planned=[FakeRun(seed=4, axes={"seed": "4"})]), 3.295)
 
     adamw = group_of(found, "adamw")
-    step = adamw.reached("step")
-    assert (step.reached, step.runs, adamw.pending) == (2, 3, 1)
+    assert (adamw.reached, adamw.runs, adamw.pending) == (2, 3, 1)
     # Two of three took 100 steps; the third failed at step 40, and nobody knows when it would have been there.
-    assert step.median is None
+    assert adamw.median.step is None
     # No run of sgd finished, so it is in no ranking; its runs count all the same.
     sgd = group_of(found, "sgd")
-    assert (sgd.reached("step").reached, sgd.reached("step").runs) == (0, 1)
-
-
-def test_the_reserve_of_adaptive_seeds_is_not_to_come(tmp_path):
-    planned = [FakeRun(seed=seed, axes={"seed": str(seed)}) for seed in (3, 4)]
-    matrix = make_matrix(tmp_path, runs_with_seeds(2, (3.27, 3.28)), planned=planned)
-    numbers = analyse(matrix)
-
-    (group,) = target_numbers(replace(numbers, reserve=frozenset({planned[1].name}))).groups
-
-    assert group.pending == 1
+    assert (sgd.reached, sgd.runs) == (0, 1)
 
 
 def test_a_run_that_diverged_would_never_have_reached_the_target(tmp_path):
@@ -91,32 +80,29 @@ def test_a_run_that_diverged_would_never_have_reached_the_target(tmp_path):
     ]
     found = numbers_of(make_matrix(tmp_path, runs), 3.295)
 
-    assert group_of(found, "adamw").reached("step").median == 100
+    assert group_of(found, "adamw").median.step == 100
     assert group_of(found, "adamw").test.p is None
     assert group_of(found, "adamw").test.reason == "diverged in 1 of 3 runs"
 
 
 def test_a_finished_run_that_missed_the_target_is_later_than_all_others_even_if_it_was_faster(tmp_path):
     fast = FakeRun(seed=3, axes={"seed": "3"}, final_loss=3.4, tokens_per_s=400_000.0)
-    found = numbers_of(make_matrix(tmp_path, [*runs_with_seeds(2, (3.27, 3.28)), fast]), 3.295)
+    matrix = make_matrix(tmp_path, [*runs_with_seeds(2, (3.27, 3.28)), fast])
+    found = numbers_of(matrix, 3.295)
+    seconds = [run.reached.seconds for run in analyse(matrix).runs if run.reached]
+    assert (len(seconds), group_of(found, "adamw").median.seconds) == (2, max(seconds))
 
-    group = group_of(found, "adamw")
-    seconds = [one.reached.seconds for one in group.runs if one.reached]
-    assert (len(seconds), group.reached("seconds").median) == (2, max(seconds))
 
-
-def test_the_default_is_the_mean_of_the_middle_configuration_rounded_up(tmp_path):
+def test_the_default_is_the_mean_of_the_leader_rounded_up(tmp_path):
     runs = [
-        *runs_with_seeds(2, (3.27, 3.28), optimizer="muon"),
-        *runs_with_seeds(2, (3.29, 3.29004), optimizer="adamw"),
+        *runs_with_seeds(2, (3.27004, 3.27), optimizer="muon"),
         *runs_with_seeds(2, (3.8, 3.81), optimizer="sgd"),
     ]
     found = numbers_of(make_matrix(tmp_path, runs))
 
-    assert (found.value, found.is_set) == (3.2901, False)
-    assert found.middle.startswith("adamw")
+    assert (found.loss, found.of) == (3.2701, "muon")
     assert group_of(found, "muon").test is None
-    assert group_of(found, "sgd").reached("step").reached == 0
+    assert group_of(found, "sgd").reached == 0
 
 
 def test_the_test_against_the_target_is_one_sided_and_corrected(tmp_path):

@@ -15,7 +15,8 @@ import numpy as np
 from kmatrix.records.runs import Status
 from kmatrix.report import wording
 from kmatrix.report.colours import PALETTE, marks_of
-from kmatrix.report.figure import ALARM, LINES, Job, draw_jobs, new_figure, subtitle, tick, time_unit
+from kmatrix.report.figure import ALARM, DARK, LINES, Job, draw_jobs, new_figure, subtitle, tick, time_unit
+from kmatrix.report.ranking import axis_limit
 from kmatrix.report.results import Results, Run
 from kmatrix.report.tables import utilization
 from kmatrix.text import count, shortened
@@ -101,25 +102,30 @@ def _losses(results: Results, title: str, axis: str, label: str, scale: float) -
 
 
 def _final_losses(results: Results) -> Figure | str:
-    """Return the final loss of each run, with the mean and the interval of each configuration."""
+    """Return the losses of each configuration with their mean and its interval, and how runs ended that have none."""
     by_name = {run.name: run for run in results.runs}
-    ranked = [one for one in results.configurations if one.mean is not None]
-    if not ranked:
-        return "no finished run has a loss"
-    shown = ranked[:MOST_ROWS]
-    note = f": the first {len(shown)} of {len(ranked)} configurations" if len(shown) < len(ranked) else ""
+    measures = {name: one.measure for one in results.rankings for name in one.order}
+    known = [one for one in results.configurations if one.name in measures or one.ends]
+    if not any(one.name in measures for one in known):
+        return "no run finished with a validation loss"
+    shown, marks = known[:MOST_ROWS], marks_of(results.configurations)
+    note = f": the first {len(shown)} of {len(known)} configurations" if len(shown) < len(known) else ""
     figure, (panel,) = new_figure(results.name, "Final validation loss", rows=len(shown), note=note)
-    marks = marks_of(results.configurations)
-    units = {name: one for one in results.rankings for name in one.order}
+    limit = axis_limit([one.mean for one in shown if one.mean is not None])
     for row, one in enumerate(shown):
-        colour = PALETTE[marks[one.name][0]][0]
-        measure = units[one.name].measure if one.name in units else "final_val_loss"
-        mean, losses = one.mean or 0.0, [getattr(by_name[name], measure) for name in one.counted]
-        panel.plot(losses, [row] * len(losses), "o", mfc="none", color=colour, ms=7)
-        panel.plot(mean, row, "o", color=colour, ms=8)
-        if one.interval:
-            panel.hlines(row, one.interval.low, one.interval.high, color=colour, lw=2)
-        panel.annotate(wording.loss(mean), (max([*losses, mean]), row), (9, 0), **BESIDE)
+        colour, text, end = PALETTE[marks[one.name][0]][0], wording.endings(one) if one.ends else "", limit
+        if one.mean is not None:
+            losses = [getattr(by_name[name], measures[one.name]) for name in one.counted]
+            text = ", ".join(filter(None, [f"{wording.loss(one.mean)}  n={len(losses)}", text]))
+            if one.mean > limit:
+                panel.plot(limit, row, ">", color=colour, ms=9)
+            else:
+                panel.plot(losses, [row] * len(losses), "o", mfc="none", color=colour, ms=7)
+                panel.plot(one.mean, row, "o", color=colour, ms=8)
+                end = max([*losses, one.mean])
+                if one.interval and one.interval.high <= limit + (limit - one.interval.low):
+                    panel.hlines(row, one.interval.low, one.interval.high, color=colour, lw=2)
+        panel.annotate(text, (end, row), (9, 0), color=ALARM if one.mean is None else DARK, **BESIDE)
     panel.set_xlabel("validation loss, lower is better; ○ a seed, ● the mean, line: its interval")
     _name_rows(panel, [one.name for one in shown])
     panel.margins(x=0.12)

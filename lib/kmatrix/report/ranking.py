@@ -311,3 +311,11 @@ def _command(ranking: Ranking, group: Group, matrix: Path) -> str | None:
     if not more or not seeds:
         return None
     return make_command("add", matrix, SEED=",".join(str(max(seeds) + place) for place in range(1, more + 1)))
+
+
+def axis_limit(losses: Sequence[float]) -> float:
+    """Return the highest loss on an axis: what is far off does not make all others look equal."""
+    ordered = sorted(losses)
+    middle = ordered[len(ordered) // 2]
+    limit = middle + 8 * max(middle - ordered[0], 1e-9)
+    return max(loss for loss in ordered if loss <= limit)

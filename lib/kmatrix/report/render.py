@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kmatrix.gpu.balance import cv_text
 from kmatrix.report import tables, wording
-from kmatrix.report.ranking import open_pairs
+from kmatrix.report.ranking import axis_limit, open_pairs
 from kmatrix.report.results import Configuration, OptimizerSetting, Ranking, Results, Run, RunAlert
 from kmatrix.report.tables import Table
 from kmatrix.status.wanted import SHORT_HASH
@@ -221,18 +221,10 @@ def _when(alert: RunAlert) -> str:
     return f"{begin} for {total}" if alert.times == 1 else f"{alert.times} times {begin}, {total} in total"
 
 
-def _limit(losses: Sequence[float]) -> float:
-    """Return the end of an axis of losses: what is far off does not make all others look equal."""
-    ordered = sorted(losses)
-    middle = ordered[len(ordered) // 2]
-    limit = middle + 8 * max(middle - ordered[0], 1e-9)
-    return max(loss for loss in ordered if loss <= limit)
-
-
 def _span(one: Ranking, known: Mapping[str, Configuration], runs: Mapping[str, Run]) -> tuple[float, float]:
     """Return the ends of the axis of the losses of a ranking."""
     means = [known[name].mean or 0.0 for name in one.order] or [0.0]
-    limit = _limit(means)
+    limit = axis_limit(means)
     near = [known[name] for name in one.order if (known[name].mean or 0.0) <= limit]
     losses = [getattr(runs[run], one.measure) for each in near for run in each.counted] or [0.0]
     room = 0.05 * (max(losses) - min(losses)) or 0.001
@@ -243,7 +235,7 @@ def _gap_span(one: Ranking) -> tuple[float, float]:
     """Return the ends of the axis of the differences to the reference."""
     found = [pair.mirrored() for pair in _against(one)]
     ends = [0.0, *(pair.difference for pair in found)]
-    limit = _limit(list(map(abs, ends)))
+    limit = axis_limit(list(map(abs, ends)))
     for pair in found:
         if pair.interval is not None and abs(pair.difference) <= limit:
             ends += [pair.interval.low, pair.interval.high]
@@ -282,7 +274,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "gap_span": _gap_span,
     "half": wording.half,
     "having": lambda found, name: [one for one in found if name in one.amounts],
-    "limit": _limit,
+    "limit": axis_limit,
     "losses": lambda names, runs, measure: [getattr(runs[name], measure) for name in names],
     "of": lambda pairs, name: next((pair.mirrored() for pair in pairs if pair.b == name), None),
     "outcome": wording.outcome,
