@@ -14,16 +14,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
+import kmatrix.report.formats
 import pytest
+from kmatrix.report.analysis import analyse
+from kmatrix.report.gallery.assemble import write_gallery
 from markdown_it import MarkdownIt
 
-import kmatrix.report.formats
 from axe import serious_violations
 from browsing import Browser, browser
 from gpu_factory import FakeGpus, record, write_phases
 from kmatrix.records.paths import MatrixDir
-from kmatrix.report.analysis import analyse
-from kmatrix.report.gallery.assemble import write_gallery
 from kmatrix.report.write import write_page
 from large_matrix import make_large_matrix
 from records_factory import FakeRun, make_matrix, runs_with_seeds

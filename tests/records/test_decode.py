@@ -6,6 +6,7 @@ import math
 
 import msgspec
 import pytest
+from kmatrix.report.formats.encode import indented, packed
 
 from kmatrix.errors import RecordError, damaged_files
 from kmatrix.records.decode import (
@@ -19,7 +20,6 @@ from kmatrix.records.decode import (
     indented_text,
 )
 from kmatrix.records.files import write_json
-from kmatrix.report.formats.encode import indented, packed
 
 
 class Part(Record, frozen=True, kw_only=True):

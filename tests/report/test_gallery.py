@@ -9,17 +9,14 @@ from dataclasses import replace
 from urllib.parse import unquote
 
 import pytest
-from kmatrix.report.analysis import analyse
-from kmatrix.report.formats.facts import wandb_groups
-from kmatrix.report.formats.results_md import markdown
-from kmatrix.report.gallery.assemble import write_gallery
-from kmatrix.report.page.assemble import render_page
-from kmatrix.report.page.parts.text import MINUS
-from scipy import stats
 
 from html_reader import Element, read_html
-from kmatrix.report.write import write_page
-from page_sections import section
+from kmatrix.records.decode import replaced
+from kmatrix.records.matrix import Plan
+from kmatrix.report.analyse import analyse
+from kmatrix.report.facts import facts_of
+from kmatrix.report.page import write_gallery, write_page
+from kmatrix.report.write import write_summary
 from programs import main
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 

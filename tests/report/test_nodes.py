@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from kmatrix.report.analysis import analyse
-from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
-from kmatrix.report.summary import render_summary
 
 from gpu_factory import FakeGpus, record
 from kmatrix.records.files import read_json, write_json
-from kmatrix.report.write import write_summary
+from kmatrix.report.analyse import analyse
+from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
+from kmatrix.report.write import summary
 from records_factory import FakeRun, edit_attempt, make_matrix
 
 

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kmatrix.report.analysis import analyse
-from kmatrix.report.page.assemble import render_page
 
-from html_reader import Element, read_html
-from kmatrix.report.write import write_summary
-from page_sections import section
+from kmatrix.report.analyse import analyse
+from kmatrix.report.page import render_page
+from kmatrix.report.write import draw_graphs, write_summary
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 LEVELS = {"adamw": 3.2817, "lion": 3.2712, "muon": 3.2700, "sgd": 3.3950, "soap": 3.2698}
@@ -71,31 +69,40 @@ def numbers_of(value: Any) -> Iterator[float]:
         yield from (float(text) for text in re.findall(DECIMALS, value))
 
 
-def shown_on(page: Element) -> Iterator[str]:
-    """Yield the texts of the verdict, and the cells of the ranking but its strips, whose axis has ticks of its own."""
-    for article in section(page, "verdict").all("article"):
-        yield from (article.one("h1").text, article.one("dl").text)
-    for row in section(page, "ranking").one("table", "rank").one("tbody").all("tr"):
-        yield from (cell.text for kind in ("mean", "gap", "word") for cell in row.all("td", kind))
+def shown_on(page: str) -> str:
+    """Return the text of a page without the ends of the axes of its strips, which are no numbers of a report."""
+    main = page.partition("<main")[2].partition("</main>")[0]
+    return re.sub(r"<[^>]+>", " ", re.sub(r'<span class="ends">.*?</span></span>', "", main))
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_every_number_that_a_report_prints_is_in_results_json(name, tmp_path):
+def test_every_number_that_a_report_prints_is_in_results_json(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     runs, rules = SCENES[name]
     matrix = make_matrix(tmp_path, runs, verdict=rules)
-    numbers = analyse(matrix)
-    write_summary(numbers)
-    page = read_html(render_page(numbers))
-    results = json.loads(matrix.results.read_text())
-    known = [*numbers_of(results), sum(run["wall_s"] or 0.0 for run in results["runs"])]  # of the suite of junit.xml
+    results = analyse(matrix)
+    titles: list[str] = []
+    monkeypatch.setattr("kmatrix.report.figure.save", lambda figure, path: titles.extend(texts_of(figure)) or path)
+    draw_graphs(matrix, results)
+    write_summary(matrix, results)
+    found = json.loads(matrix.results.read_text())
+    known = [*numbers_of(found), sum(run["wall_s"] for run in found["runs"])]  # of the suite of junit.xml
     printed = {
         "summary": matrix.summary.read_text(),
         "report.md": matrix.report_md.read_text(),
         "results.csv": matrix.results_csv.read_text().replace(",", " "),
         "junit.xml": matrix.junit.read_text(),
-        "report.html": " ".join(shown_on(page)),
+        "report.html": shown_on(render_page(matrix, results)),
+        "pictures": " ".join(titles),
     }
     for what, text in printed.items():
         for number in (found.replace(",", "") for found in re.findall(DECIMALS, text)):
             digits = len(number.partition(".")[2])
             assert any(f"{value:.{digits}f}" == number for value in known), f"{number} of {what}"
+
+
+def texts_of(figure: Any) -> Iterator[str]:
+    """Yield the titles and notes of a picture; the ticks of its axes are no numbers of a report."""
+    for axes in figure.axes:
+        yield from (text.get_text() for text in (axes.title, *axes.texts))
+    yield from (text.get_text() for text in figure.texts)

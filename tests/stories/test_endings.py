@@ -8,9 +8,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
+import kmatrix.report.formats
 import pytest
 
-import kmatrix.report.formats
 from scripted_story import kinds
 from story import load_json
 

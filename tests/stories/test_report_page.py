@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kmatrix.report.analysis import analyse
 
 from browsing import Browser, browser
-from kmatrix.report.analysis import analyse
 from kmatrix.report.write import write_page
 from records_factory import make_matrix, runs_with_seeds
 

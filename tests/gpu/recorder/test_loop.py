@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from stats_reader import read_stats
 
 import kmatrix.simulate.library as simulate
 from kmatrix.errors import RecordError
@@ -19,7 +20,6 @@ from kmatrix.gpu.formats.binary import read_samples
 from kmatrix.gpu.processes import ProcessHandle
 from kmatrix.records.files import read_json
 from recordings import ROOT, events_of, launch_recorder, read_jsonl, sample_count, stop_recorder
-from stats_reader import read_stats
 from waiting import wait_until
 
 pytestmark = pytest.mark.process
