@@ -9,7 +9,7 @@ import pytest
 
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.paths import MatrixDir
-from kmatrix.report.compare import compare_runs, render, runs_of_matrix, single_run, to_json
+from kmatrix.report.compare import compare, comparison_text, side_of
 from kmatrix.verdict.family import PairOutcome
 from programs import main
 from records_factory import FakeRun, make_matrix, runs_with_seeds
@@ -35,40 +35,40 @@ def compare_runs_of(make):
 
     def both(base, new, base_symbols=None, new_symbols=None):
         matrices = make(BASE, base, base_symbols), make(NEW, new, new_symbols)
-        return compare_runs(*map(runs_of_matrix, matrices), {"RESULTS_DIR"})
+        return compare(*map(side_of, matrices), {"RESULTS_DIR"})
 
     return both
 
 
 def row(found, measure):
-    return next(row for row in found.pairs[0].rows if row.metric.name == measure)
+    return found.configurations[0].measures[measure]
 
 
 def single(matrix):
     (run,) = matrix.runs()
-    return single_run(run)
+    return side_of(matrix, run.name)
 
 
 def test_with_seeds_a_clear_difference_has_an_interval_and_a_verdict(compare_runs_of):
     found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
-    loss = row(found, "final loss")
+    loss = row(found, "final_val_loss")
     assert (loss.base, loss.new, loss.outcome) == (pytest.approx(3.31), pytest.approx(3.21), PairOutcome.BETTER)
-    assert loss.verdict.difference == pytest.approx(-0.1)
-    assert loss.verdict.interval.high < 0
-    assert "final loss, nats/token  3.3100  3.2100     -0.1000" in render(found)
-    assert "better, p = 0.00" in render(found)
+    assert loss.pair.difference == pytest.approx(-0.1)
+    assert loss.pair.interval.high < 0
+    assert "final loss, nats/token  3.3100  3.2100     -0.1000" in comparison_text(found)
+    assert "better, p = 0.00" in comparison_text(found)
 
 
 def test_a_difference_within_the_spread_of_the_seeds_is_not_distinguishable(compare_runs_of):
     found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, [3.32, 3.28, 3.31]))
-    assert row(found, "final loss").outcome is PairOutcome.OPEN
-    assert "not distinguishable, p = " in render(found)
+    assert row(found, "final_val_loss").outcome is PairOutcome.OPEN
+    assert "not distinguishable, p = " in comparison_text(found)
 
 
 def test_one_seed_gives_a_difference_without_significance(compare_runs_of):
     found = compare_runs_of([FakeRun(final_loss=3.30)], [FakeRun(final_loss=3.10)])
-    assert (row(found, "final loss").outcome, row(found, "final loss").p) == (PairOutcome.OPEN, None)
-    text = render(found)
+    assert (row(found, "final_val_loss").outcome, row(found, "final_val_loss").pair.p_holm) == (PairOutcome.OPEN, None)
+    text = comparison_text(found)
     assert "not significant (one seed)" in text
     assert "better" not in text
 
@@ -81,70 +81,67 @@ def test_a_higher_speed_is_better_and_a_longer_time_is_worse(compare_runs_of, ba
         return [FakeRun(seed=n, axes={"seed": str(n)}, tokens_per_s=speed * (1 + n * n / 1000)) for n in (1, 2, 3)]
 
     found = compare_runs_of(runs(base), runs(new))
-    assert (row(found, "speed").outcome, row(found, "time").outcome) == (verdict, verdict)
+    assert (row(found, "tokens_per_second").outcome, row(found, "seconds").outcome) == (verdict, verdict)
 
 
 def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(make):
     def side(name, losses, *optimizers):
-        return runs_of_matrix(
+        return side_of(
             make(name, [run for optimizer in optimizers for run in runs_with_seeds(3, losses, optimizer=optimizer)])
         )
 
-    single = compare_runs(side("a1", HIGH, "adamw"), side("b1", LOW, "adamw"))
-    several = compare_runs(side("a2", HIGH, "adamw", "muon"), side("b2", LOW, "adamw", "muon"))
-    assert row(several, "final loss").p == pytest.approx(2 * row(single, "final loss").p)
-    assert "p Holm-corrected for the number of configurations" in render(several)
+    single = compare(side("a1", HIGH, "adamw"), side("b1", LOW, "adamw"))
+    several = compare(side("a2", HIGH, "adamw", "muon"), side("b2", LOW, "adamw", "muon"))
+    assert row(several, "final_val_loss").pair.p_holm == pytest.approx(2 * row(single, "final_val_loss").pair.p_holm)
+    assert "p Holm-corrected for the number of configurations" in comparison_text(several)
 
 
 def test_losses_on_different_data_are_not_compared_but_times_are(compare_runs_of):
     found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW, data_sha256="f" * 64))
-    loss = row(found, "final loss")
-    assert (loss.measured_differently, loss.outcome, row(found, "time").measured_differently) == (
+    loss = row(found, "final_val_loss")
+    assert (loss.incomparable, loss.outcome, row(found, "seconds").incomparable) == (
         *("data", PairOutcome.OPEN),
         "",
     )
-    assert "not comparable (different data)" in render(found)
-    assert to_json(found)["configurations"][0]["measures"]["final loss"]["interval"] is None
+    assert "not comparable (different data)" in comparison_text(found)
 
 
 def test_differing_symbols_are_listed_with_neutral_ones_apart(compare_runs_of):
     before = {"GPT2_DROPOUT": "0.1", "RESULTS_DIR": "a", "GPT2_OLD": "y"}
-    text = render(compare_runs_of([FakeRun()], [FakeRun()], before, {"RESULTS_DIR": "b", "GPT2_SEED": "1"}))
+    text = comparison_text(compare_runs_of([FakeRun()], [FakeRun()], before, {"RESULTS_DIR": "b", "GPT2_SEED": "1"}))
     assert "GPT2_DROPOUT 0.1 -> 0.0\nGPT2_OLD y -> (none)\nGPT2_SEED (none) -> 1\n" in text
     assert "without effect on results: RESULTS_DIR a -> b" in text
 
 
 def test_an_axis_of_both_sides_is_not_a_difference(compare_runs_of):
     runs = [FakeRun(optimizer=name) for name in ("adamw", "muon")]
-    assert "none that can change a result" in render(compare_runs_of(runs, runs))
+    assert "none that can change a result" in comparison_text(compare_runs_of(runs, runs))
 
 
 def test_configurations_are_matched_by_their_axes_and_the_rest_is_listed(compare_runs_of):
     found = compare_runs_of([FakeRun(), FakeRun(optimizer="sgd")], [FakeRun(), FakeRun(optimizer="muon", gpus=2)])
-    assert [pair.name for pair in found.pairs] == ["adamw, 1 rank"]
-    assert (found.only_base, found.only_new) == (("sgd, 1 rank",), ("muon, 2 ranks",))
-    assert "only in base: sgd, 1 rank" in render(found)
+    assert [one.name for one in found.configurations] == ["adamw, 1 rank"]
+    assert (found.only_in_base, found.only_in_new) == (("sgd, 1 rank",), ("muon, 2 ranks",))
+    assert "only in base: sgd, 1 rank" in comparison_text(found)
 
 
 def test_an_axis_that_varies_on_one_side_matches_nothing_and_a_constant_one_is_ignored(make):
     swept = [FakeRun(axes={"lr": value}) for value in ("1e-3", "3e-4")]
-    plain, varying, constant = (
-        runs_of_matrix(make(*side)) for side in (("a", [FakeRun()]), ("b", swept), ("c", swept[:1]))
-    )
-    assert compare_runs(plain, varying).pairs == ()
-    assert "no configuration in common" in render(compare_runs(plain, varying))
-    assert len(compare_runs(plain, constant).pairs) == 1
+    plain, varying, constant = (side_of(make(*side)) for side in (("a", [FakeRun()]), ("b", swept), ("c", swept[:1])))
+    assert compare(plain, varying).configurations == ()
+    assert "no configuration in common" in comparison_text(compare(plain, varying))
+    assert len(compare(plain, constant).configurations) == 1
 
 
 def test_unfinished_runs_are_reported_and_never_compared(compare_runs_of):
     found = compare_runs_of([FakeRun(final_loss=3.3)], [FakeRun(status="stopped", stop_at=50)])
-    assert row(found, "final loss").new is None
-    assert "new 0 finished, 1 stopped" in render(found)
+    assert row(found, "final_val_loss").new is None
+    assert "new 1 stopped" in comparison_text(found)
 
 
 def test_two_runs_are_compared_whatever_their_axes(make):
     sides = single(make(BASE, [FakeRun()])), single(make(NEW, [FakeRun(optimizer="muon")]))
-    assert [pair.name for pair in compare_runs(*sides, one=True).pairs] == ["adamw, 1 rank -> muon, 1 rank"]
+    assert [one.name for one in compare(*sides, one=True).configurations] == ["adamw, 1 rank -> muon, 1 rank"]
 
 
 def test_a_different_processor_or_torch_version_is_reported(make):
@@ -153,7 +150,7 @@ def test_a_different_processor_or_torch_version_is_reported(make):
     record = read_json(run.run_json)
     record["provenance"] |= {"cpu": "Xeon", "versions": {"torch": "2.14.0"}}
     write_json(run.run_json, record)
-    text = render(compare_runs(*map(runs_of_matrix, matrices)))
+    text = comparison_text(compare(*map(side_of, matrices)))
     assert "! processor AMD EPYC 7R32 -> Xeon" in text
     assert "! torch 2.13.0 -> 2.14.0" in text
 
@@ -162,9 +159,19 @@ def test_the_json_output_has_the_same_content(compare_runs_of, tmp_path, capsys)
     compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW))
     assert main(["compare", f"BASE={BASE}", f"NEW={NEW}", f"RESULTS_DIR={tmp_path}", "JSON=1"]) == 0
     value = json.loads(capsys.readouterr().out)
-    loss = value["configurations"][0]["measures"]["final loss"]
-    assert (value["schema"], loss["word"], loss["seeds"]) == (1, "better", [1, 2, 3])
-    assert loss["interval"]["low"] < loss["difference"] < loss["interval"]["high"] < 0
+    loss = value["configurations"][0]["measures"]["final_val_loss"]
+    pair = loss["pair"]
+    assert (value["schema"], loss["outcome"], pair["seeds"]) == (1, "better", [1, 2, 3])
+    assert pair["interval"]["low"] < pair["difference"] < pair["interval"]["high"] < 0
+
+
+def test_means_are_over_the_seeds_of_both_sides_and_a_run_that_diverged_is_counted(compare_runs_of):
+    base = runs_with_seeds(3, [3.1, 3.2, 3.3])
+    new = [*runs_with_seeds(2, [3.1, 3.2]), FakeRun(seed=3, axes={"seed": "3"}, status="failed", kind="nan", stop_at=4)]
+    found = compare_runs_of(base, new)
+    loss = row(found, "final_val_loss")
+    assert (loss.base, loss.new, loss.pair.difference) == (pytest.approx(3.15), pytest.approx(3.15), 0)
+    assert "base 3 finished (seeds 1 2 3); new 2 finished (seeds 1 2), 1 diverged (seed 3)" in comparison_text(found)
 
 
 @pytest.mark.parametrize(
@@ -236,17 +243,17 @@ def test_the_side_that_diverged_more_often_is_not_called_better(make):
 
     def side(name, losses, *, diverged):
         fourth = FakeRun(**(nan if diverged else {**nan, "kind": "oom"}))
-        return runs_of_matrix(make(name, [*runs_with_seeds(3, losses), fourth]))
+        return side_of(make(name, [*runs_with_seeds(3, losses), fourth]))
 
-    found = compare_runs(side("a1", HIGH, diverged=False), side("b1", LOW, diverged=True))
-    loss = row(found, "final loss")
-    assert (loss.outcome, loss.verdict.no_more, loss.verdict.diverged) == (PairOutcome.OPEN, "diverged", (1, 0))
-    assert (loss.new, loss.p < 0.05) == (pytest.approx(3.21), True)
-    assert "not distinguishable (the lower one diverged more often)" in " ".join(render(found).split())
-    assert row(found, "time").verdict.diverged == (0, 0)
-    both = compare_runs(side("a2", HIGH, diverged=True), side("b2", LOW, diverged=True))
-    assert row(both, "final loss").outcome is PairOutcome.BETTER
-    worse = compare_runs(side("a3", LOW, diverged=False), side("b3", HIGH, diverged=True))
+    found = compare(side("a1", HIGH, diverged=False), side("b1", LOW, diverged=True))
+    loss = row(found, "final_val_loss")
+    assert (loss.outcome, loss.pair.no_more, loss.pair.diverged) == (PairOutcome.OPEN, "diverged", (1, 0))
+    assert (loss.new, loss.pair.p_holm < 0.05) == (pytest.approx(3.21), True)
+    assert "not distinguishable (the lower one diverged more often)" in " ".join(comparison_text(found).split())
+    assert row(found, "seconds").pair.diverged == (0, 0)
+    both = compare(side("a2", HIGH, diverged=True), side("b2", LOW, diverged=True))
+    assert row(both, "final_val_loss").outcome is PairOutcome.BETTER
+    worse = compare(side("a3", LOW, diverged=False), side("b3", HIGH, diverged=True))
     assert worse.worse == ("adamw, 1 rank",)
 
 
