@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -13,8 +14,8 @@ SLACK = 1.0  # pixels: extents contain the white space around glyphs
 
 def layout_problems(figure) -> list[str]:
     """Return a sentence per text outside the figure, and per pair of texts that overlap."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()
     extents = [(text.get_text().strip(), _extent(text, renderer)) for text in visible_texts(figure)]
     width, height = figure.bbox.width, figure.bbox.height
     problems = [

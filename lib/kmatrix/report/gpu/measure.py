@@ -537,7 +537,7 @@ def _combined(
         simulated=first.simulated,
         samples=sum(one.samples for one in known),
         hz_reached=first.hz,
-        energy_source=first.energy_source if any(one.joules is not None for one in devices) else None,
+        energy_source=first.energy_source if joules is not None else None,
         gpus=devices,
         totals=Totals(
             seconds=seconds,

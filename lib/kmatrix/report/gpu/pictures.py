@@ -198,16 +198,18 @@ def balance(name: str, known: Sequence[Recorded]) -> Figure | str:
     rows = every[:MOST_ROWS]
     figure, panels = _rows(name, "Load balance", rows, len(every), columns=4)
     colours = colours_of(run.optimizer for run, _ in rows)
-    labels = []
+    labels, reach = [], 1.0  # %: equal devices are not drawn far apart
     for y, (run, gpu) in enumerate(rows):
         used = sorted((one.memory_used.mean, one.label) for one in _devices(gpu) if one.memory_used)
         centre = sum(mean for mean, _ in used) / len(used)
         shares = [100 * (mean / centre - 1) for mean, _ in used]
+        reach = max(reach, 1.1 * max(map(abs, shares)))
         panels[0].plot(shares, [y] * len(shares), marker="o", color=colours[run.optimizer], alpha=0.7)
         labels.append(f"lowest {used[0][1]}, highest {used[-1][1]}")
         if gpu.ranks and gpu.ranks.hidden:
             labels[-1] += f", waits {100 * gpu.ranks.straggler_time_share:.0f} % for rank {gpu.ranks.slowest_rank}"
     _name_rows(panels[0], rows, labels)
+    panels[0].set_xlim(-reach, reach)
     panels[0].set_xlabel("memory of each device,\ndifference from their mean (%)", fontsize=9.5)
     for place, (axes, title) in enumerate(zip(panels[1:], ("memory", "utilization", "power"), strict=True)):
         found = [_balances(gpu)[place] for _, gpu in rows]

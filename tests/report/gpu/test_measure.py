@@ -1,0 +1,415 @@
+"""Means, balance and energy per token are of the training; peaks and energy of the whole run; a sum has all parts."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gpu_factory import STARTED, FakeGpus, record, summary_of, write_samples, write_timings
+from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
+from kmatrix.records import attempts
+from kmatrix.records.files import append_jsonl, write_json
+from kmatrix.records.paths import RunDir
+from kmatrix.report.gpu.measure import NOTHING_RECORDED, TrainingTotals, gpu_of
+from kmatrix.report.gpu.results import Gpu
+
+DAY = 86_400.0
+PHASES = (("set-up", 0.0, 20.0), ("evaluation", 50.0, 60.0))
+TWO = {"memory": (1000.0, 2000.0), "power": (150.0, 150.0), "utilization": (95.0, 95.0)}
+
+
+def power_at(second):
+    return 50.0 if second < 20 else 200.0 if 50 <= second < 60 else 100.0
+
+
+def memory_at(second, gpu):
+    return 100.0 if second < 20 else 400.0 + gpu * 20 + second % 7
+
+
+def is_training(second, end=90):
+    return 20 <= second < end and not 50 <= second < 60
+
+
+def record_run(path, *, gpus=2, seconds=100, begin=0.0, clock=0.0, pauses=(), counter=True, name="gpu_samples.bin"):
+    """Record GPUs at 1 Hz for some seconds. begin: of the recording (s).  clock: s by which this host is ahead.
+
+    pauses: seconds before each of which 4 s are not recorded.
+    """
+    run = RunDir(path)
+    run.path.mkdir(parents=True, exist_ok=True)
+    header = [{"gpu_index": gpu, "gpu_name": "A", "uuid": f"GPU-{gpu}", "rank": gpu} for gpu in range(gpus)]
+    file = SampleFile(run.path / name, {"gpus": header, "hz": 1, "device_type": "nvidia", "simulated": False})
+    joules = 0.0
+    for second in range(seconds):
+        if not any(0 < pause - second <= 4 for pause in pauses):
+            values = []
+            for gpu in range(gpus):
+                known = {"memory_used": memory_at(second, gpu), "power": power_at(second)}
+                known |= {"energy_j": joules} if counter else {}
+                values += [known.get(column, math.nan) for column in COLUMNS]
+            shift = begin + clock + second
+            file.append(STARTED + shift, 500.0 + shift, values)
+        joules += power_at(second)
+    file.close()
+    return run
+
+
+def log_phase(run, name, begin, end, *, attempt=1, shift=0.0):
+    walls = {"begin": STARTED + shift + begin, "end": STARTED + shift + end}
+    monotonic = {"begin_monotonic": 500 + shift + begin, "end_monotonic": 500 + shift + end}
+    append_jsonl(run.phases, {"phase": name, "step": 0, "attempt": attempt, **walls, **monotonic})
+
+
+def log_attempt(run, *phases, attempt=1, shift=0.0, end=None, last=None):
+    """Log phases of an attempt. end: of its training, with an ending.  last: its last training line, without one."""
+    for phase in (*phases, *(() if end is None else [("ending", end, end + 1)])):
+        log_phase(run, *phase, attempt=attempt, shift=shift)
+    if last is not None:
+        line = {"step": 1, "time": STARTED + shift + last, "attempt": attempt, "train/loss": 1.0}
+        append_jsonl(run.metrics, line)
+
+
+def measured(run, **totals) -> Gpu:
+    found = gpu_of(run, TrainingTotals(**{"device": "gpu", "tokens": 1000, **totals}))
+    assert found is not None
+    return found
+
+
+# ---- the training ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counter", [True, False])
+def test_means_are_of_the_training_and_peaks_and_energy_of_the_whole_run(tmp_path, counter):
+    run = record_run(tmp_path / "run", counter=counter)
+    log_attempt(run, *PHASES, end=90)
+    gpu = measured(run)
+    expected = [[memory_at(second, index) for second in range(100) if is_training(second)] for index in (0, 1)]
+    for device, values in zip(gpu.training.gpus, expected, strict=True):
+        assert device.memory_used.mean == pytest.approx(statistics.fmean(values))
+        assert device.memory_used.deviation == pytest.approx(statistics.pstdev(values))
+        assert device.memory_used.count == 60  # the sample in which the training ends is not one of it
+    assert gpu.training.memory_used_mean == pytest.approx(sum(map(statistics.fmean, expected)))
+    assert gpu.totals.memory_used_mean < gpu.training.memory_used_mean
+    assert gpu.totals.memory_used_max == max(memory_at(second, 0) + memory_at(second, 1) for second in range(100))
+    # 2 GPUs, without a counter by trapezoids: 75 W and 150 W at the four edges.
+    edges = 0 if counter else 2 * (25 + 50 - 50)
+    whole = 2 * (20 * 50 + 69 * 100 + 10 * 200) + edges
+    training = 2 * 60 * 100 + (0 if counter else 2 * 50)
+    assert (gpu.totals.joules, gpu.training.joules) == pytest.approx((whole, training))
+    assert (gpu.totals.joules_per_token, gpu.training.joules_per_token) == pytest.approx((whole / 1e3, training / 1e3))
+    assert gpu.training.tokens_per_joule == pytest.approx(1e3 / training)
+    assert (gpu.training.seconds, gpu.training.mean_power) == (60, 200)
+    means = [statistics.fmean(values) for values in expected]
+    assert gpu.training.balance.memory.cv == pytest.approx(100 * statistics.pstdev(means) / statistics.fmean(means))
+    assert [(name, phase.seconds) for name, phase in gpu.phases.items()] == [
+        ("set-up", 20),
+        ("evaluation", 10),
+        ("ending", 9),
+    ]
+
+
+def test_only_the_time_from_first_to_last_step_of_each_attempt_is_training(tmp_path):
+    run = record_run(tmp_path / "run", pauses=(30, 60, 75))
+    # Killed after its step at 22 s; killed in its set-up; killed after 69 s; finished.
+    log_attempt(run, ("set-up", 5, 10), attempt=1, last=22)
+    log_attempt(run, ("set-up", 66, 68), attempt=3, last=69)
+    log_attempt(run, ("set-up", 80, 85), attempt=4, end=95)
+    gpu = measured(run)
+    trained = [(10, 22), (68, 69), (85, 95)]
+    assert gpu.training.seconds == sum(end - begin for begin, end in trained)
+    assert gpu.training.joules == pytest.approx(
+        sum(2 * power_at(second) for begin, end in trained for second in range(begin, end))
+    )
+    assert gpu.training.gpus[0].memory_used.count == 23
+    assert gpu.notes == ()
+
+
+def test_a_running_attempt_trains_until_now(tmp_path):
+    run = record_run(tmp_path / "run")
+    log_attempt(run, *PHASES, last=70)
+    assert measured(run, running=True).training.seconds == 69  # 20 to 50 and 60 to 99
+    assert measured(run).training.seconds == 40  # killed: what follows the last line is not training
+
+
+def test_without_phases_the_training_is_unknown(tmp_path):
+    gpu = measured(record_run(tmp_path / "run"))
+    assert (gpu.training, gpu.phases) == (None, {})
+    assert gpu.totals.joules_per_token is not None
+
+
+def test_a_clock_that_is_set_back_changes_no_number(tmp_path):
+    straight, back = record_run(tmp_path / "a"), RunDir(tmp_path / "b")
+    log_attempt(straight, *PHASES, end=90)
+    back.path.mkdir()
+    content = straight.gpu_samples.read_bytes()
+    back.gpu_samples.write_bytes(content)
+    header = int.from_bytes(content[8:12], "little") + 12
+    size = (len(content) - header) // 100
+    with back.gpu_samples.open("r+b") as file:
+        for second in range(40, 100):
+            file.seek(header + second * size)
+            file.write(struct_of(STARTED + second - DAY))
+    for line in straight.phases.read_text().splitlines():
+        known = json.loads(line)
+        shifted = {name: known[name] - (DAY if known[name] >= STARTED + 40 else 0) for name in ("begin", "end")}
+        append_jsonl(back.phases, {**known, **shifted})
+    expected, gpu = (msgspec.to_builtins(measured(run)) for run in (straight, back))
+    assert {**gpu, "evidence": ""} == {**expected, "evidence": ""}
+
+
+def struct_of(value):
+    import struct
+
+    return struct.pack("<d", value)
+
+
+# ---- coverage ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seconds", "known"), [(100, True), (87, True), (70, False)])
+def test_energy_per_token_needs_nine_tenths_of_the_training(tmp_path, seconds, known):
+    """The recorder was killed before the training ended at 90 s."""
+    run = record_run(tmp_path / "run", seconds=seconds)
+    log_attempt(run, *PHASES, end=90)
+    gpu = measured(run)
+    assert (gpu.training.joules_per_token is not None) is known
+    assert gpu.totals.joules is not None
+    assert gpu.notes == (() if known else ("energy unknown: recorded were 39.0s of 1m00s of training",))
+    assert gpu.phases["evaluation"].joules is not None
+
+
+@pytest.mark.parametrize("counter", [True, False])
+def test_the_energy_of_a_hole_is_in_no_phase_that_it_is_not_a_part_of(tmp_path, counter):
+    run = record_run(tmp_path / "run", pauses=(57,), counter=counter)  # 53 to 56 s, in the evaluation
+    log_attempt(run, *PHASES, end=90)
+    gpu = measured(run)
+    assert gpu.phases["evaluation"].joules is None
+    assert gpu.training.joules == pytest.approx(12_000 + (0 if counter else 100))
+    assert "energy unknown: recorded were 5.0s of 10.0s of evaluation" in gpu.notes
+    assert "nothing was recorded for 5.0s in 1 gap" in gpu.notes
+
+
+def test_a_recording_that_covers_too_little_of_a_run_without_phases_has_no_energy_per_token(tmp_path):
+    run = RunDir(tmp_path)
+    record(run, FakeGpus())
+    assert measured(run, seconds=62.0).totals.joules_per_token == pytest.approx(4 * 59 * 150 / 1000)
+    partial = measured(run, seconds=120.0)
+    assert (partial.totals.joules_per_token, partial.totals.joules) == (None, pytest.approx(4 * 59 * 150))
+    assert "J/token unknown: 59.0s of 2m00s of the run were recorded" in partial.notes
+
+
+# ---- attempts on other devices, and nodes ------------------------------------------------------------------------
+
+
+def test_an_attempt_on_other_gpus_is_in_time_and_energy_and_memory_is_of_the_last_one(tmp_path):
+    run = record_run(tmp_path / "run", gpus=3, seconds=90, name="gpu_samples.1.bin")
+    record_run(run.path, begin=200.0)
+    log_attempt(run, *PHASES, attempt=1, last=80)
+    log_attempt(run, *PHASES, attempt=2, shift=200.0, end=90)
+    gpu = measured(run)
+    assert (gpu.has_earlier, len(gpu.gpus), gpu.samples) == (True, 2, 190)
+    assert gpu.totals.seconds == 89 + 99
+    assert (gpu.training.seconds, gpu.training.joules) == (50 + 60, pytest.approx(3 * 50 * 100 + 2 * 60 * 100))
+    assert gpu.training.mean_power == pytest.approx(gpu.training.joules / gpu.training.seconds)
+    assert gpu.training.gpus[0].memory_used.mean == pytest.approx(
+        statistics.fmean(memory_at(second, 0) for second in range(100) if is_training(second))
+    )
+    (note,) = gpu.notes
+    assert note.startswith("an earlier attempt was recorded on 3 GPUs (A), 89 s in gpu_samples.1.bin, peak 1278 MiB")
+
+
+def test_recordings_of_the_same_gpus_are_one(tmp_path):
+    run = record_run(tmp_path / "run", seconds=50, name="gpu_samples.1.bin")
+    record_run(run.path, begin=200.0, seconds=50)
+    gpu = measured(run)
+    assert (gpu.gpus[0].samples, gpu.totals.seconds, gpu.has_earlier, gpu.notes) == (100, 98, False, ())
+    assert gpu.totals.joules == pytest.approx(2 * 2 * (20 * 50 + 29 * 100))
+
+
+def test_simulated_and_real_gpus_are_never_combined(tmp_path):
+    run = RunDir(tmp_path)
+    record(run, FakeGpus())
+    alone = measured(run)
+    earlier = FakeGpus(name="NVIDIA A10G (simulated)")
+    snapshots = [replace(snapshot, time=snapshot.time - 100) for snapshot in earlier.snapshots()]
+    write_samples(run.path / "gpu_samples.1.bin", earlier, snapshots)
+    both = measured(run)
+    assert (both.simulated, both.totals.joules, both.samples) == (False, alone.totals.joules, alone.samples)
+    assert both.notes[-1].endswith("not included in these numbers")
+
+
+def record_nodes(tmp_path, *, silent=False):
+    run = record_run(tmp_path / "run")
+    log_attempt(run, *PHASES, end=90)
+    write_json(attempts.path_of(run.path, 1), {"number": 1, "host": "n1", "nodes": 2})
+    write_json(run.path / "nodes" / "1.json", {"host": "n2", "attempt": 1})
+    if not silent:
+        record_run(run.path / "nodes" / "1", clock=DAY)  # its clock is a day ahead
+        log_attempt(run.later_nodes()[1], *PHASES, shift=DAY, end=90)
+    return run
+
+
+def test_nodes_are_summed_by_their_own_clocks(tmp_path):
+    gpu = measured(record_nodes(tmp_path))
+    alone = record_run(tmp_path / "alone")
+    log_attempt(alone, *PHASES, end=90)
+    one = measured(alone)
+    assert [device.label for device in gpu.gpus] == ["GPU 0 on n1", "GPU 1 on n1", "GPU 0 on n2", "GPU 1 on n2"]
+    for name in ("joules", "memory_used_mean", "mean_power", "joules_per_token"):
+        assert getattr(gpu.totals, name) == pytest.approx(2 * getattr(one.totals, name))
+        assert getattr(gpu.training, name) == pytest.approx(2 * getattr(one.training, name))
+    assert (gpu.training.seconds, gpu.totals.memory_used_max) == (60, None)
+    assert gpu.training.balance.memory.cv == pytest.approx(one.training.balance.memory.cv)
+    assert gpu.phases["evaluation"].joules == pytest.approx(2 * one.phases["evaluation"].joules)
+
+
+def test_a_node_without_a_recording_makes_sums_unknown_and_is_named(tmp_path):
+    gpu = measured(record_nodes(tmp_path, silent=True))
+    assert (gpu.totals.joules, gpu.totals.memory_used_mean, gpu.training.joules) == (None, None, None)
+    assert gpu.notes == ("nothing recorded on n2",)
+
+
+# ---- devices -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counter", [True, False])
+def test_a_lost_gpu_adds_no_zeros_and_its_energy_and_power_are_unknown(tmp_path, counter):
+    run = RunDir(tmp_path)
+    record(run, FakeGpus(lost={1: 20}, counter=counter))
+    gpu = measured(run)
+    device = gpu.gpus[1]
+    assert (device.samples, device.lost_at, device.lost_s) == (20, STARTED + 20, 40.0)
+    assert device.memory_used.mean == pytest.approx(12_750)
+    assert (device.power, device.joules) == (None, None)
+    assert (gpu.totals.joules, gpu.totals.mean_power, gpu.balance.power) == (None, None, None)
+    assert gpu.problems == ("GPU 1 was lost at 2026-11-20 05:23:40 UTC: its numbers end there",)
+
+
+def test_ranks_on_the_cpu_have_no_capacity_and_share_the_memory_of_their_host(tmp_path):
+    gpus = FakeGpus(memory=(812.0, 820.0), power=(None, None), utilization=(99.0, 98.0), device_type="cpu")
+    record(RunDir(tmp_path), gpus)
+    gpu = measured(RunDir(tmp_path), device="cpu")
+    assert [device.label for device in gpu.gpus] == ["rank 0", "rank 1"]
+    assert (gpu.unit, gpu.totals.capacity, gpu.totals.memory_total) == ("rank", None, 24_576.0)
+    assert (gpu.totals.joules, gpu.totals.gpu_hours, gpu.notes) == (None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("memory", "quality", "unknown"),
+    [
+        ((95.01, 104.99), "Excellent", ""),
+        ((95.0, 105.0), "Good", ""),  # a bound belongs to the class above it
+        ((90.0, 110.0), "Fair", ""),
+        ((80.0, 120.0), "Poor", ""),
+        ((50.0,), None, "one GPU"),
+        ((0.0, 0.0), None, "nothing used"),
+    ],
+)
+def test_classes_of_the_balance(tmp_path, memory, quality, unknown):
+    count = len(memory)
+    gpus = FakeGpus(memory=memory, power=(1.0,) * count, utilization=(1.0,) * count, spread=0.0)
+    record(RunDir(tmp_path), gpus)
+    balance = measured(RunDir(tmp_path)).balance
+    assert (balance.memory and balance.memory.quality, balance.unknown) == (quality, unknown)
+
+
+@pytest.mark.parametrize(("slow", "hidden"), [(130.0, True), (104.0, False)])
+def test_a_straggler_that_an_excellent_cv_hides_is_named(tmp_path, slow, hidden):
+    record(RunDir(tmp_path), FakeGpus())
+    write_timings(RunDir(tmp_path), [100.0, 100.0, 100.0, slow], step_ms=1.05 * slow)
+    ranks = measured(RunDir(tmp_path)).ranks
+    assert (ranks.hidden, ranks.slowest_rank) == (hidden, 3)
+
+
+def test_xid_errors_are_those_of_the_gpu_with_the_uuid(tmp_path):
+    def xid(second, index, code, count=1, uuid=None):
+        text = f"NVIDIA A10G ({uuid or f'GPU-{index}'}): XID {code}"
+        known = {"event": "xid", "gpu_index": index, "text": text, "xid": code, "xid_count": count}
+        append_jsonl(RunDir(tmp_path).gpu_events, {"time": 1_794_000_000 + second, **known})
+
+    for event in ((0, 2, 31, 3), (9, 2, 79), (60, 2, 31), (61, 7, 48), (62, 0, 13, 1, "GPU-of-another-node")):
+        xid(*event)
+    record(RunDir(tmp_path), FakeGpus())
+    gpu = measured(RunDir(tmp_path))
+    assert [len(device.xids) for device in gpu.gpus] == [0, 0, 2, 0]
+    assert gpu.problems == (
+        "GPU 2: XID 31: memory page fault: an illegal address in a kernel, or a defect"
+        " (4 times, from 2026-11-06 21:20:00 UTC to 2026-11-06 21:21:00 UTC)",
+        "GPU 2: XID 79: the GPU has fallen off the bus (once, at 2026-11-06 21:20:09 UTC)",
+    )
+    assert [note.partition(" (")[0] for note in gpu.notes] == [
+        "GPU 7 of an earlier attempt: XID 48: uncorrectable memory error",
+        "GPU 0 of an earlier attempt: XID 13: exception in a kernel, often an access out of bounds",
+    ]
+
+
+# ---- what is missing ---------------------------------------------------------------------------------------------
+
+
+def test_what_only_the_recorder_knows_is_taken_from_its_summary_and_numbers_are_not(tmp_path):
+    run, gpus = RunDir(tmp_path), FakeGpus()
+    record(run, gpus)
+    half = summary_of(gpus, list(gpus.snapshots())[:30])
+    half["gpus"][1] |= {"throttled_s": {"heat (hardware)": 3.0}, "ecc_uncorrected": 2}
+    half["gpus"][1]["foreign"] = [{"pid": 7, "name": "python", "memory_mib": 512.0}]
+    write_json(run.gpu_summary, {**half, "samples": 30, "final": False, "warnings": ["the disk was slow"]})
+    gpu = measured(run)
+    assert (gpu.samples, gpu.gpus[0].samples, gpu.totals.joules) == (60, 60, pytest.approx(4 * 59 * 150))
+    assert gpu.problems == (
+        "GPU 1 was throttled: heat (hardware) 3.0s",
+        "GPU 1 had 2 uncorrected memory errors: do not trust its results",
+        "GPU 1 was shared with python (pid 7, 512 MiB)",
+    )
+    assert gpu.notes == ("the disk was slow",)
+
+
+@pytest.mark.parametrize("keep_summary", [True, False])
+def test_samples_that_were_deleted_leave_the_summary_or_the_text(tmp_path, keep_summary):
+    run = RunDir(tmp_path)
+    record(run, FakeGpus())
+    expected = measured(run)
+    run.gpu_samples.unlink()
+    for path in (run.gpu_stats, run.gpu_stats_multi) if keep_summary else (run.gpu_summary,):
+        path.unlink()
+    gpu = measured(run)
+    assert gpu.balance == expected.balance
+    assert [device.memory_used.mean for device in gpu.gpus] == [device.memory_used.mean for device in expected.gpus]
+    assert any("its samples are missing" in note for note in gpu.notes) is keep_summary
+
+
+def test_an_unreadable_recording_is_a_note_and_the_text_is_read(tmp_path):
+    run = RunDir(tmp_path / "run")
+    record(run, FakeGpus())
+    run.gpu_samples.write_bytes(b"garbage")
+    gpu = measured(run)
+    assert gpu.notes == ("gpu_samples.bin is not a GPU recording: it does not begin with KMXGPU3",)
+    assert gpu.evidence == "run/gpu_stats_run_multi_gpu.json"
+    for path in (run.gpu_summary, run.gpu_stats, run.gpu_stats_multi):
+        path.unlink()
+    assert (measured(run).gpus, measured(run).notes) == ((), gpu.notes)
+
+
+def test_the_reason_why_nothing_was_recorded_is_told(tmp_path):
+    run = RunDir(tmp_path)
+    assert gpu_of(run, TrainingTotals()) is None
+    reason = "no GPU and no rank found: nothing is recorded; the NVIDIA driver does not respond: Unknown Error"
+    append_jsonl(run.gpu_events, {"time": 1.0, "event": NOTHING_RECORDED, "gpu_index": None, "text": reason})
+    assert gpu_of(run, TrainingTotals()).notes == (reason,)
+
+
+def test_energy_and_gpu_hours_are_converted_to_cost(tmp_path):
+    run = RunDir(tmp_path)
+    record(run, FakeGpus(**TWO, counter=True))
+    symbols, train = {"ENERGY_PRICE": "0.25", "CO2_FACTOR": "400"}, {"gpu_hour_price": 1.5}
+    write_json(run.run_json, {"name": "run", "symbols": symbols, "train": train})
+    spent = {"wall_s": 60.0, "gpu_hours": 2.0, "dollars": 3.0}
+    totals = measured(run, **spent).totals
+    kwh = 2 * 59 * 150 / 3.6e6
+    assert (totals.kwh, totals.energy_cost, totals.co2_g) == pytest.approx((kwh, kwh / 4, 400 * kwh))
+    assert (totals.gpu_hours, totals.gpu_cost, totals.machine_cost) == (2.0, 3.0, None)
+    assert measured(run, **spent, reused=True).totals.energy_cost is None
