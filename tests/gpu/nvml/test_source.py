@@ -4,12 +4,12 @@ import threading
 import time
 
 import pytest
-from kmatrix.report.gpu.read_gpu import TrainingTotals, read_gpu
 
 from kmatrix.gpu.devices import ExtraMetrics
 from kmatrix.gpu.poller import BackgroundPoller
 from kmatrix.gpu.recorder.summary import RunTotals
 from kmatrix.records.files import read_json
+from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
 from recordings import DEVICES, events_of, stop_recorder, summary_file
 from waiting import wait_until
 
@@ -27,8 +27,8 @@ def test_fan_pcie_and_memory_errors_are_recorded(start_recorder, run_dir):
     assert first["pcie_tx"]["mean"] == 200
     assert (first["ecc_uncorrected"], second["ecc_uncorrected"]) == (0, 3)
     assert "sm_active" not in first, "this GPU is older than Hopper"
-    gpu = read_gpu(run_dir, TrainingTotals())
-    assert [device.ecc_uncorrected for device in gpu.devices] == [0, 3]
+    gpu = gpu_of(run_dir, TrainingTotals())
+    assert [device.ecc_uncorrected for device in gpu.gpus] == [0, 3]
 
 
 @pytest.mark.process

@@ -167,11 +167,12 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
     notes += [_other_devices(one, is_included=one in included) for one in mine if one not in same]
     entries = {(gpu.gpu_index, gpu.uuid or ""): gpu for gpu in summary.gpus} if summary else {}
     notes += [text for text in summary.warnings if not _is_computed(text)] if summary else []
-    devices, trained, lost = _devices(current, entries, mine[-1].host)
+    events = decode_lines(folder.gpu_events, EventLine)
+    devices, trained, lost = _devices(current, entries, _lost_now(events), mine[-1].host)
     notes += lost
     seconds = [part.seconds([(0.0, math.inf)]) for part in parts]
     times, energies, missing = _phases(parts, attempts) if attempts else ({}, {}, [])
-    devices, xid_notes = _xids(devices, decode_lines(folder.gpu_events, EventLine))
+    devices, xid_notes = _xids(devices, events)
     return _Node(
         devices=devices,
         trained=trained if attempts and any(one.memory_used or one.utilization for one in trained) else None,
@@ -223,11 +224,11 @@ def _part(samples: Samples, attempts: Sequence[Trained], *, running: bool) -> _P
 
 
 def _devices(
-    parts: Sequence[_Part], entries: Mapping[tuple[int, str], DeviceEntry], host: str
+    parts: Sequence[_Part], entries: Mapping[tuple[int, str], DeviceEntry], lost_now: Mapping[int, float], host: str
 ) -> tuple[tuple[Device, ...], tuple[MeasuredDevice, ...], list[str]]:
     """Return the devices over the whole recordings, and over the training; and notes about lost ones.
 
-    entries: of gpu_summary.json, by index and UUID.
+    entries: of gpu_summary.json, by index and UUID.  lost_now: index -> since when the recorder has lost a GPU, Unix s.
     """
     last = parts[-1].samples
     is_cpu = last.device_type == CPU
@@ -253,6 +254,7 @@ def _devices(
     for at, facts in enumerate(last.devices):
         label = label_of(facts, host, is_cpu=is_cpu)
         lost_at, lost_s = _lost(parts, known, at) if may_be_lost else (None, 0.0)
+        lost_at = lost_now.get(facts.index) if lost_at is None else lost_at  # too short for samples to tell
         device = Device(
             label=label,
             gpu_index=facts.index,
@@ -269,12 +271,13 @@ def _devices(
             **_facts(entries.get((facts.index, facts.uuid))),
             **whole[at],
         )
-        if lost_s and lost_at is None:
+        is_lost = lost_s > 0 or lost_at is not None
+        if is_lost and lost_at is None:
             unknown = "its energy and mean power are" if device.joules is None else "its mean power is"
             notes.append(f"{label} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest")
-        elif device.joules is None and device.power and device.power.count > 1 and not lost_s and may_be_lost:
+        elif device.joules is None and device.power and device.power.count > 1 and not is_lost and may_be_lost:
             notes.append(f"{label} {NO_POWER} {last.gap_s:g} s: its energy is unknown")
-        if lost_s:
+        if is_lost:
             device = replaced(device, power=None)
             trained[at].pop("power", None)
         found.append(device)
@@ -283,6 +286,19 @@ def _devices(
         for one, its in zip(found, trained, strict=True)
     )
     return tuple(found), tuple(over_training), notes
+
+
+def _lost_now(events: Sequence[EventLine]) -> dict[int, float]:
+    """Return the index of each GPU that the recorder has lost and not found again, and since when (Unix s)."""
+    found: dict[int, float] = {}
+    for event in events:
+        if event.event == "started":
+            found.clear()
+        elif event.gpu_index is not None and event.event == "lost":
+            found[event.gpu_index] = event.time
+        elif event.gpu_index is not None and event.event == "found":
+            found.pop(event.gpu_index, None)
+    return found
 
 
 def label_of(facts: DeviceFacts, host: str, *, is_cpu: bool) -> str:
