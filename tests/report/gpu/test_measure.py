@@ -292,11 +292,12 @@ def test_a_lost_gpu_adds_no_zeros_and_its_energy_and_power_are_unknown(tmp_path,
 
 def test_a_gpu_that_was_lost_at_the_very_end_is_lost_by_the_word_of_the_recorder(tmp_path):
     run = RunDir(tmp_path)
-    record(run, FakeGpus(lost={1: 59}))
-    assert measured(run).gpus[1].lost_at is None  # a single query may have failed
+    record(run, FakeGpus())  # it ended before a sample could show the loss
     append_jsonl(run.gpu_events, {"time": STARTED + 59, "event": "lost", "gpu_index": 1, "text": "A (GPU-1)"})
     device = measured(run).gpus[1]
     assert (device.lost_at, device.power) == (STARTED + 59, None)
+    append_jsonl(run.gpu_events, {"time": STARTED + 60, "event": "found", "gpu_index": 1, "text": "A (GPU-1)"})
+    assert measured(run).gpus[1].lost_at is None
 
 
 def test_ranks_on_the_cpu_have_no_capacity_and_share_the_memory_of_their_host(tmp_path):
