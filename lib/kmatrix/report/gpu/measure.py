@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from kmatrix.gpu.balance import balance_of
-from kmatrix.gpu.devices import EXTRA_METRICS
-from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, SummaryFile
-from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, NO_POWER, NO_RESPONSE
-from kmatrix.gpu.xid import xid_text
-from kmatrix.records.decode import as_json, decode_lines, decode_optional, replaced
+from kmatrix.gpu.formats.summary import DeviceEntry, SummaryFile
+from kmatrix.gpu.recorder.summary import NO_POWER, NO_RESPONSE
+from kmatrix.records.decode import decode_lines, decode_optional, replaced
 from kmatrix.records.events import EventLine, PhaseLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, read_run_file_or_empty
 from kmatrix.report.gpu.energy import between, steps_of
+from kmatrix.report.gpu.facts import (
+    facts_of_entry,
+    is_computed,
+    lost_now,
+    problems_of,
+    reasons_of,
+    stored_devices,
+    with_xids,
+)
 from kmatrix.report.gpu.recordings import Recording, RunRecordings, recordings_of
 from kmatrix.report.gpu.results import (
     Balance,
@@ -39,18 +46,16 @@ from kmatrix.report.gpu.results import (
     Statistics,
     Totals,
     Training,
-    Xid,
 )
-from kmatrix.report.gpu.samples import CPU, MEASURED, QUANTITIES, Array, DeviceFacts, Samples
+from kmatrix.report.gpu.samples import CPU, MEASURED, QUANTITIES, Array, Samples, label_of, unit_of
 from kmatrix.report.gpu.spans import ENDING, PHASES, SET_UP, TRAINING, Trained, spans_of, trained_attempts, training_of
 from kmatrix.report.metrics import Log
 from kmatrix.stats import complete_sum
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers, read_ranks
-from kmatrix.text import duration, plural, time_of_day
+from kmatrix.text import duration, plural
 
 MIN_COVERAGE = 0.9  # share of a phase that must be sampled for its energy to be known
 SILENT_S = 1.0  # without any value for this long, a GPU did not respond
-NOTHING_RECORDED, XID = "nothing recorded", "xid"  # events of the recorder
 JOULES_PER_KWH = 3.6e6
 Mask = npt.NDArray[np.bool_]
 
@@ -133,18 +138,12 @@ def gpu_of(run_dir: RunDir, totals: TrainingTotals) -> Gpu | None:
     nodes = {node: _node(found, node, totals) for node in found.folders}
     ranks = read_ranks(run_dir)
     if not any(nodes.values()):
-        notes = (*found.notes, *_reasons(run_dir))
+        notes = (*found.notes, *reasons_of(decode_lines(run_dir.gpu_events, EventLine)))
         if ranks is None and not notes:
             return None
         is_cpu = totals.device == CPU
-        return Gpu(device_type=CPU if is_cpu else None, ranks=_ranks(ranks, None), notes=notes, unit=_unit(is_cpu))
+        return Gpu(device_type=CPU if is_cpu else None, ranks=_ranks(ranks, None), notes=notes, unit=unit_of(is_cpu))
     return _combined(found, nodes, totals, ranks)
-
-
-def _reasons(run_dir: RunDir) -> list[str]:
-    """Return why the recorder recorded nothing, as it logged it last."""
-    events = decode_lines(run_dir.gpu_events, EventLine)
-    return [event.text or "" for event in events if event.event == NOTHING_RECORDED][-1:]
 
 
 # ---- one node ----------------------------------------------------------------------------------------------------
@@ -156,7 +155,7 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
     mine = [one for one in found.recordings if one.node == node]
     summary = decode_optional(folder.gpu_summary, SummaryFile)
     if not mine:
-        return _from_summary(folder, summary, found.hosts.get(node)) if summary else None
+        return _from_summary(folder, summary, found.hosts.get(node, "")) if summary else None
     last = mine[-1].samples
     included = [one for one in mine if _kind(one.samples) == _kind(last)]
     same = [one for one in included if _identities(one.samples) == _identities(last)]
@@ -166,20 +165,21 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
     notes = [note for one in included for note in one.samples.notes]
     notes += [_other_devices(one, is_included=one in included) for one in mine if one not in same]
     entries = {(gpu.gpu_index, gpu.uuid or ""): gpu for gpu in summary.gpus} if summary else {}
-    notes += [text for text in summary.warnings if not _is_computed(text)] if summary else []
+    notes += [text for text in summary.warnings if not is_computed(text)] if summary else []
     events = decode_lines(folder.gpu_events, EventLine)
-    devices, trained, lost = _devices(current, entries, _lost_now(events), mine[-1].host)
+    devices, trained, lost = _devices(current, entries, lost_now(events), mine[-1].host)
     notes += lost
     seconds = [part.seconds([(0.0, math.inf)]) for part in parts]
+    has_time = any(len(part.samples) > 1 for part in parts)
     times, energies, missing = _phases(parts, attempts) if attempts else ({}, {}, [])
-    devices, xid_notes = _xids(devices, events)
+    devices, xid_notes = with_xids(devices, events)
     return _Node(
         devices=devices,
         trained=trained if attempts and any(one.memory_used or one.utilization for one in trained) else None,
         samples=sum(len(part.samples) for part in parts),
         hz=1 / float(np.median(np.diff(last.time))) if len(last) > 1 and last.time[-1] else None,
-        seconds=math.fsum(seconds) if any(len(part.samples) > 1 for part in parts) else None,
-        joules=complete_sum([_known(part.steps.sum()) if len(part.steps) else None for part in parts]),
+        seconds=math.fsum(seconds) if has_time else None,
+        joules=complete_sum([_known(part.steps.sum()) for part in parts]) if has_time else None,
         peak=max((peak for part in parts if (peak := _peak(part.samples)) is not None), default=None),
         times=times,
         energies=energies,
@@ -190,6 +190,27 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
         doubt=last.doubt,
         has_earlier=len(included) > len(same),
         notes=tuple(dict.fromkeys([*notes, *_gap_note(parts), *missing, *xid_notes])),
+    )
+
+
+def _from_summary(folder: RunDir, summary: SummaryFile, host: str) -> _Node | None:
+    """Return the numbers of a node whose samples are missing, over the whole recording; None if it has none."""
+    devices = stored_devices(summary, host)
+    if not any(device.samples for device in devices):
+        return None
+    return _Node(
+        devices=devices,
+        trained=None,
+        samples=summary.samples or 0,
+        hz=summary.hz_reached,
+        seconds=summary.seconds,
+        joules=complete_sum([device.joules for device in devices]),
+        peak=summary.totals.memory_used_max,
+        device_type=summary.device_type or "",
+        simulated=summary.simulated,
+        energy_source=summary.energy_source,
+        evidence=f"{folder.name}/{folder.gpu_summary.name}",
+        notes=(*summary.warnings, "its samples are missing: numbers of the whole recording, without phases"),
     )
 
 
@@ -267,8 +288,8 @@ def _devices(
             lost_s=lost_s,
             memory_total=facts.memory_total,
             capacity=None if is_cpu else facts.memory_total,
-            joules=joules[at] if len(last) > 1 else None,
-            **_facts(entries.get((facts.index, facts.uuid))),
+            joules=joules[at] if any(len(part.samples) > 1 for part in parts) else None,
+            **facts_of_entry(entries.get((facts.index, facts.uuid))),
             **whole[at],
         )
         is_lost = lost_s > 0 or lost_at is not None
@@ -286,25 +307,6 @@ def _devices(
         for one, its in zip(found, trained, strict=True)
     )
     return tuple(found), tuple(over_training), notes
-
-
-def _lost_now(events: Sequence[EventLine]) -> dict[int, float]:
-    """Return the index of each GPU that the recorder has lost and not found again, and since when (Unix s)."""
-    found: dict[int, float] = {}
-    for event in events:
-        if event.event == "started":
-            found.clear()
-        elif event.gpu_index is not None and event.event == "lost":
-            found[event.gpu_index] = event.time
-        elif event.gpu_index is not None and event.event == "found":
-            found.pop(event.gpu_index, None)
-    return found
-
-
-def label_of(facts: DeviceFacts, host: str, *, is_cpu: bool) -> str:
-    """Return the name of a device for a reader: "GPU 2", or "rank 0" on the CPU; with its host "GPU 2 on n1"."""
-    number = facts.index if facts.rank is None or not is_cpu else facts.rank
-    return f"{_unit(is_cpu)} {number}{f' on {host}' if host else ''}"
 
 
 def _add(found: dict[str, Statistics], quantity: str, values: Sequence[Array]) -> None:
@@ -377,7 +379,9 @@ def _other_devices(one: Recording, *, is_included: bool) -> str:
     """Return a note about a recording on other devices than the last one."""
     samples = one.samples
     names = Counter(device.name for device in samples.devices)
-    devices = ", ".join(f"{plural(count, _unit(samples.device_type == CPU))} ({name})" for name, count in names.items())
+    devices = ", ".join(
+        f"{plural(count, unit_of(samples.device_type == CPU))} ({name})" for name, count in names.items()
+    )
     recorded = f"an earlier attempt was recorded on {devices}, {samples.time[-1]:.0f} s in {Path(one.evidence).name}"
     if not is_included:
         return f"{recorded}: not included in these numbers"
@@ -385,135 +389,6 @@ def _other_devices(one: Recording, *, is_included: bool) -> str:
     peak, of_all = _peak(samples), "" if total is None else f" of {total:.0f}"
     used = "" if peak is None else f", peak {peak:.0f}{of_all} MiB"
     return f"{recorded}{used}: in time, energy and mean power of the run; memory and balance are of the last attempt"
-
-
-# ---- what samples do not show ------------------------------------------------------------------------------------
-
-
-def _facts(entry: DeviceEntry | None) -> dict[str, Any]:
-    """Return the fields of a device that only the recorder knows."""
-    if entry is None:
-        return {}
-    means = {name: known.mean for name in EXTRA_METRICS if (known := getattr(entry, name)) and known.mean is not None}
-    return {
-        "throttled_s": {why: seconds for why, seconds in entry.throttled_s.items() if seconds},
-        "foreign": tuple(map(_process, entry.foreign)),
-        "ecc_uncorrected": entry.ecc_uncorrected or 0,
-        "extras": means,
-    }
-
-
-def _process(process: ProcessEntry) -> str:
-    size = "" if process.memory_mib is None else f", {process.memory_mib:.0f} MiB"
-    return f"{process.name or 'a process'} (pid {process.pid}{size})"
-
-
-def _is_computed(text: str) -> bool:
-    """Return whether a warning of the recorder is one that this module computes from the samples."""
-    return any(part in text for part in (NO_RESPONSE, NO_POWER, EXCLUDED_ATTEMPT))
-
-
-def _from_summary(folder: RunDir, summary: SummaryFile, host: str | None) -> _Node | None:
-    """Return the numbers of a node whose samples are missing: those of its recorder, over the whole recording."""
-    unit = _unit(summary.device_type == CPU)
-    devices = tuple(
-        Device(
-            label=f"{unit} {gpu.gpu_index}{f' on {host}' if host else ''}",
-            gpu_index=gpu.gpu_index,
-            gpu_name=gpu.gpu_name,
-            uuid=gpu.uuid,
-            rank=gpu.rank,
-            samples=gpu.samples,
-            lost_at=gpu.lost_at,
-            host=host,
-            lost_s=gpu.lost_s,
-            memory_total=gpu.memory_total,
-            capacity=None if unit == "rank" else gpu.memory_total,
-            joules=None if gpu.energy_gap else gpu.joules,
-            **_facts(gpu),
-            **_stored(gpu),
-        )
-        for gpu in summary.gpus
-    )
-    if not any(device.samples for device in devices):
-        return None
-    return _Node(
-        devices=devices,
-        trained=None,
-        samples=summary.samples or 0,
-        hz=summary.hz_reached,
-        seconds=summary.seconds,
-        joules=complete_sum([device.joules for device in devices]),
-        peak=summary.totals.memory_used_max,
-        device_type=summary.device_type or "",
-        simulated=summary.simulated,
-        energy_source=summary.energy_source,
-        evidence=f"{folder.name}/{folder.gpu_summary.name}",
-        notes=(*summary.warnings, "its samples are missing: numbers of the whole recording, without phases"),
-    )
-
-
-def _stored(gpu: DeviceEntry) -> dict[str, Any]:
-    """Return the statistics that the recorder computed."""
-    entries = {name: as_json(getattr(gpu, name)) for name in QUANTITIES}
-    return {name: Statistics(**entry) for name, entry in entries.items() if entry and None not in entry.values()}
-
-
-def _xids(devices: Sequence[Device], events: Sequence[EventLine]) -> tuple[tuple[Device, ...], list[str]]:
-    """Return devices with the XID errors in these events, and notes about those of other devices."""
-    found: dict[tuple[int | None, int | None], list[EventLine]] = {}  # place of the device, index of the GPU
-    for event in events:
-        if event.event == XID and event.xid is not None:
-            # The text has the UUID: an index alone may be of another machine.
-            mine = (one.gpu_index == event.gpu_index and (one.uuid or "") in (event.text or "") for one in devices)
-            place = next((at for at, is_mine in enumerate(mine) if is_mine), None)
-            found.setdefault((place, event.gpu_index), []).append(event)
-    notes = [
-        f"GPU {index} of an earlier attempt: {xid_line(one)}"
-        for (place, index), others in found.items()
-        if place is None
-        for one in _by_code(others)
-    ]
-    known = (_by_code(found.get((place, one.gpu_index), ())) for place, one in enumerate(devices))
-    return tuple(replaced(one, xids=xids) for one, xids in zip(devices, known, strict=True)), notes
-
-
-def _by_code(events: Sequence[EventLine]) -> tuple[Xid, ...]:
-    """Return the XID errors of one device by code, in the order of their first time."""
-    codes: dict[int, list[EventLine]] = {}
-    for event in events:
-        codes.setdefault(event.xid or 0, []).append(event)
-    return tuple(
-        Xid(
-            code=code,
-            count=sum(event.xid_count for event in same),
-            first=min(event.time for event in same),
-            last=max(event.time for event in same),
-        )
-        for code, same in codes.items()
-    )
-
-
-def xid_line(xid: Xid) -> str:
-    """Return XID errors with their meaning, number and time."""
-    first, last = (time_of_day(time, utc=True) for time in (xid.first, xid.last))
-    when = f"at {first}" if first == last else f"from {first} to {last}"
-    return f"{xid_text(xid.code)} ({'once' if xid.count == 1 else f'{xid.count:,} times'}, {when})"
-
-
-def problems_of(device: Device) -> Iterator[str]:
-    """Yield what impaired a device: loss, XID errors, throttling, memory errors, other processes."""
-    if device.lost_at is not None:
-        yield f"{device.label} was lost at {time_of_day(device.lost_at, utc=True)}: its numbers end there"
-    for xid in device.xids:
-        yield f"{device.label}: {xid_line(xid)}"
-    if device.throttled_s:
-        reasons = ", ".join(f"{why} {duration(seconds)}" for why, seconds in device.throttled_s.items())
-        yield f"{device.label} was throttled: {reasons}"
-    if device.ecc_uncorrected:
-        yield f"{device.label} had {device.ecc_uncorrected} uncorrected memory errors: do not trust its results"
-    if device.foreign:
-        yield f"{device.label} was shared with {', '.join(device.foreign)}"
 
 
 # ---- all nodes ---------------------------------------------------------------------------------------------------
@@ -548,7 +423,7 @@ def _combined(
     return Gpu(
         evidence=first.evidence,
         device_type=first.device_type or None,
-        unit=_unit(is_cpu),
+        unit=unit_of(is_cpu),
         names="" if is_cpu else ", ".join(dict.fromkeys(device.gpu_name for device in devices)),
         simulated=first.simulated,
         samples=sum(one.samples for one in known),
@@ -638,7 +513,7 @@ def _utilization(devices: Sequence[MeasuredDevice]) -> float | None:
 def _balances(devices: Sequence[MeasuredDevice], doubt: str, *, is_cpu: bool) -> Balances:
     """Return how evenly devices are used. doubt: why they cannot be compared."""
     if doubt or len(devices) < 2:
-        return Balances(unknown=doubt or f"one {_unit(is_cpu)}")
+        return Balances(unknown=doubt or f"one {unit_of(is_cpu)}")
     found: dict[str, Balance] = {}
     reason = ""
     for name, quantity in (("memory", "memory_used"), ("utilization", "utilization"), ("power", "power")):
@@ -664,10 +539,6 @@ def _ranks(ranks: RankNumbers | None, memory: Balance | None) -> Ranks | None:
         slowest_share=ranks.slowest_share,
         hidden=is_even and ranks.waiting > HIDDEN_STRAGGLER,
     )
-
-
-def _unit(is_cpu: bool) -> str:
-    return "rank" if is_cpu else "GPU"
 
 
 def _known(value: float) -> float | None:

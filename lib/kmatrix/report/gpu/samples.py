@@ -187,3 +187,14 @@ def facts_of(index: int, name: str, uuid: str, total: Array) -> DeviceFacts:
     """Return a device of a text recording. total: its memory in all samples (samples,), MiB."""
     known = total[~np.isnan(total)]
     return DeviceFacts(index=index, name=name, uuid=uuid, memory_total=float(known[-1]) if len(known) else None)
+
+
+def label_of(facts: DeviceFacts, host: str, *, is_cpu: bool) -> str:
+    """Return the name of a device for a reader: "GPU 2", or "rank 0" on the CPU; with its host "GPU 2 on n1"."""
+    number = facts.index if facts.rank is None or not is_cpu else facts.rank
+    return f"{unit_of(is_cpu)} {number}{f' on {host}' if host else ''}"
+
+
+def unit_of(is_cpu: bool) -> str:
+    """Return the word for a device."""
+    return "rank" if is_cpu else "GPU"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kmatrix.report.gpu.measure import attempts_of, label_of
+from kmatrix.report.gpu.measure import attempts_of
 from kmatrix.report.gpu.recordings import Recording, RunRecordings
-from kmatrix.report.gpu.samples import CPU, Array, DeviceFacts, Samples
+from kmatrix.report.gpu.samples import CPU, Array, DeviceFacts, Samples, label_of
 from kmatrix.report.gpu.spans import Span, spans_of
 
 COLUMNS = 180  # about one per 4 pixels of a figure
