@@ -269,6 +269,17 @@ def test_nodes_are_summed_by_their_own_clocks(tmp_path):
     assert gpu.phases["evaluation"].joules == pytest.approx(2 * one.phases["evaluation"].joules)
 
 
+def test_a_node_whose_attempt_was_killed_trained_until_its_recording_ends(tmp_path):
+    run = record_nodes(tmp_path, silent=True)
+    node = RunDir(run.path / "nodes" / "1")
+    record_run(node.path, seconds=50, name="gpu_samples.1.bin")
+    record_run(node.path, begin=200.0)
+    log_attempt(node, ("set-up", 0, 20), attempt=1)
+    log_attempt(node, *PHASES, attempt=2, shift=200.0, end=90)
+    gpu = measured(run)
+    assert gpu.training.joules == pytest.approx(2 * 100 * 60 + 2 * 100 * (29 + 60))
+
+
 def test_a_node_without_a_recording_makes_sums_unknown_and_is_named(tmp_path):
     gpu = measured(record_nodes(tmp_path, silent=True))
     assert (gpu.totals.joules, gpu.totals.memory_used_mean, gpu.training.joules) == (None, None, None)

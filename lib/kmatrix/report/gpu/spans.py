@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import attrgetter
 
 import numpy as np
@@ -86,8 +86,10 @@ def spans_of(samples: Samples, attempts: Sequence[Trained], *, running: bool) ->
     def first_gap(begin: float, end: float) -> float | None:
         return next((float(gap) for gap in gaps if begin <= gap < end), None)
 
-    mine = [one for one in attempts if _overlaps(one, samples)]
-    for one in mine:
+    for one, later in zip_longest(attempts, attempts[1:]):
+        begun = math.inf if later is None else later.lines[0].begin  # Unix s
+        if not _overlaps(one, begun, samples):
+            continue
         own = [
             Span(line.phase, samples.at(line.begin, line.begin_monotonic), samples.at(line.end, line.end_monotonic))
             for line in one.lines
@@ -104,7 +106,9 @@ def spans_of(samples: Samples, attempts: Sequence[Trained], *, running: bool) ->
         elif one.end is not None:
             ended = max(samples.at(one.end), own[-1].end)
         else:
-            ended = first_gap(own[-1].end, math.inf) or math.inf
+            ended = math.inf if later is None else samples.at(begun, later.lines[0].begin_monotonic)
+            gap = first_gap(own[-1].end, ended)
+            ended = ended if gap is None else gap
     if ended is None:
         return [Span(SET_UP, 0.0, math.inf)]  # of an attempt that was killed in its set-up
     gap = first_gap(ended, math.inf)
@@ -126,7 +130,7 @@ def training_of(spans: Sequence[Span], end: float) -> list[Interval]:
     return [(first, last) for first, last in found if first < last]
 
 
-def _overlaps(one: Trained, samples: Samples) -> bool:
-    """Return whether an attempt and a recording have a time in common, by the wall clock."""
-    end = math.inf if one.end is None else one.end
+def _overlaps(one: Trained, later: float, samples: Samples) -> bool:
+    """Return whether an attempt and a recording overlap, by the wall clock. later: begin of the next one, Unix s."""
+    end = later if one.end is None else one.end
     return one.lines[0].begin <= float(samples.wall.max()) and end >= float(samples.wall.min())
