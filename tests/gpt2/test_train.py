@@ -77,6 +77,14 @@ def test_metrics_and_the_log_have_a_line_at_the_interval_and_at_the_last_step(fi
     assert re.search(r"\nFinal .*: \d\.\d{4}\nBest validation loss: \d\.\d{4} \(Iter \d+\)\n$", process.stdout)
 
 
+def test_the_phases_of_a_run_begin_with_its_set_up_and_end_with_its_ending(finished_run):
+    run_dir, _ = finished_run
+    phases = [(line["phase"], line["begin"], line["end"]) for line in read_jsonl(run_dir.phases)]
+    assert [phases[0][0], phases[-1][0]] == ["set-up", "ending"]
+    assert {name for name, _, _ in phases[1:-1]} == {"evaluation", "checkpoint"}
+    assert phases[-2][2] <= phases[-1][1], "the training ends after its last checkpoint"
+
+
 def test_the_first_lines_are_the_losses_of_the_initial_weights(finished_run):
     config = TrainConfig.from_json(read_json(finished_run[0].run_json)["train"])
     with torch.no_grad():
