@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from math import isnan, nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +48,7 @@ class Metrics:
     val: Evaluations = field(default_factory=Evaluations)
     train: TrainingLosses = field(default_factory=TrainingLosses)
     first_steps: Mapping[int, int] = field(default_factory=dict)  # attempt -> step of its first line
+    last_times: Mapping[int, float] = field(default_factory=dict)  # attempt -> Unix s of its last training line
 
 
 class LossLine(Record, frozen=True, kw_only=True, gc=False):
@@ -54,7 +57,7 @@ class LossLine(Record, frozen=True, kw_only=True, gc=False):
     step: Count
     attempt: Count = 1
     resumed: bool = False
-    time: UnixTime | None = nan
+    time: UnixTime | None = None
     elapsed_s: Number | None = nan
     tokens: Number | None = nan
     val_loss: Number | None = record_field(name="val/loss", default=nan)
@@ -83,10 +86,12 @@ class Log:
         lines = decode_lines(path, LossLine)
         self.first_steps: dict[int, int] = {}  # attempt -> step of its first line
         self.last_times: dict[int, float] = {}  # attempt -> Unix s of its last training line
-        for line in lines:
-            self.first_steps.setdefault(line.attempt, line.step)
-            if line.time is not None and _is_there(line.train_loss):
-                self.last_times[line.attempt] = line.time
+        for attempt, group in groupby(lines, attrgetter("attempt")):
+            own = list(group)
+            self.first_steps.setdefault(attempt, own[0].step)
+            times = (line.time for line in reversed(own) if line.time is not None and _is_there(line.train_loss))
+            for time in islice(times, 1):
+                self.last_times[attempt] = time
         names = LossLine.__struct_fields__
         rows = np.array([as_tuple(line) for line in merged_lines(lines)], np.float64).reshape(-1, len(names))
         self._columns = dict(zip(names, rows.T.copy(), strict=True))
@@ -115,6 +120,7 @@ def read(run_dir: RunDir) -> Metrics:
         ),
         train=TrainingLosses(step=tuple(log.step[drawn].tolist()), loss=tuple(train[drawn].tolist())),
         first_steps=log.first_steps,
+        last_times=log.last_times,
     )
 
 

@@ -80,7 +80,7 @@ def read_run(source: Source) -> Run:
     if state.attempts or files.damage:
         try:
             metrics = read_metrics(folder)
-            gpu = gpu_of(folder, _totals(source, _known(result, metrics)))
+            gpu = gpu_of(folder, _totals(source, _known(result, metrics), metrics))
         except (RecordError, OSError) as damage:
             error = str(damage).replace(f"{folder.path}/", "")
     known = _known(result, metrics)
@@ -202,7 +202,7 @@ def _known(result: RunResult | None, metrics: Metrics) -> RunNumbers:
     return replaced(result, **{name: getattr(metrics.numbers, name) for name in missing})
 
 
-def _totals(source: Source, known: RunNumbers) -> TrainingTotals:
+def _totals(source: Source, known: RunNumbers, metrics: Metrics) -> TrainingTotals:
     """Return the totals that the numbers of the devices refer to."""
     spent = spent_of(source.state, source.files.train)
     return TrainingTotals(
@@ -215,6 +215,7 @@ def _totals(source: Source, known: RunNumbers) -> TrainingTotals:
         dollars=spent.dollars,
         reused=bool(source.run.reused_from),
         running=source.state.status is Status.RUNNING,
+        last_times=metrics.last_times,
     )
 
 
