@@ -2,11 +2,9 @@
 
 import importlib
 import json
-import math
 
 import msgspec
 import pytest
-from kmatrix.report.formats.encode import indented, packed
 
 from kmatrix.errors import RecordError, damaged_files
 from kmatrix.records.decode import (
@@ -127,20 +125,6 @@ def test_a_name_that_is_not_utf_8_is_read_back_as_python_wrote_it(tmp_path):
     with pytest.raises(RecordError) as caught:
         decode(path, Example)
     assert caught.value.why.startswith("seconds: expected float")
-
-
-@pytest.mark.parametrize("text", ["plain", "not UTF-8: \udcff"])
-def test_packed_values_are_a_part_of_indented_ones(text):
-    runs = [{"name": "a", "loss": math.nan}, {"name": text}]
-    assert indented({"head": text, "runs": list(map(packed, runs))}) == indented({"head": text, "runs": runs})
-
-
-def test_indented_json_has_null_for_nan_and_no_bytes_that_are_not_utf_8():
-    assert json.loads(indented({"a": math.nan, "b": ["é", "\U0001f600"]})) == {"a": None, "b": ["é", "\U0001f600"]}
-    assert json.loads(indented({"a": math.inf, "b": ["é\udce9", "\U0001f600"]})) == {
-        "a": None,
-        "b": ["é?", "\U0001f600"],
-    }
 
 
 @pytest.mark.parametrize(

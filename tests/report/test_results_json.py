@@ -17,7 +17,7 @@ from kmatrix.records.files import read_json
 from kmatrix.records.paths import ROOT
 from kmatrix.report.analyse import analyse
 from kmatrix.report.results import Results
-from kmatrix.report.write import results_json, schema, write_summary
+from kmatrix.report.write import indented, results_json, schema, write_summary
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 ORIGINAL_KEYS = {"test_id", "model", "optimizer", "pruning", "target_sparsity", "elapsed_time", "success"}
@@ -61,6 +61,13 @@ def test_unknown_nan_and_infinity_are_null(tmp_path):
 
     found = json.loads(results_json(results), parse_constant=reject_constant)
     assert (found["ended"], found["took_s"], found["runs"][0]["gpu"]) == (None, None, None)
+
+
+def test_a_name_that_is_not_utf_8_is_written_with_question_marks():
+    assert json.loads(indented({"a": math.inf, "b": ["é\udce9", "\U0001f600"]})) == {
+        "a": None,
+        "b": ["é?", "\U0001f600"],
+    }
 
 
 def test_results_have_the_validation_curve_and_the_origin_of_the_numbers(tmp_path):
