@@ -28,7 +28,7 @@ PYTEST := $(QUIET_MAKE) -m pytest -n logical
 CONFIGURE := menuconfig defconfig olddefconfig savedefconfig diffconfig list-defconfigs
 CONFIGURE += $(foreach .each,$(filter-out fragments,$(notdir $(wildcard defconfigs/*))),defconfig-$(.each) $(.each)_defconfig)
 WATCH := doctor test-matrix-dry-run plan status estimate logs stop hold release gputop gpu-exporter \
-	gallery summary update-graphs compare list-checkpoints trackio-web
+	gallery results-schema summary update-graphs compare list-checkpoints trackio-web
 TRAINING := quickstart prepare-data test-matrix test_matrix train continue test-rerun add reproduce \
 	sample serve export import-model
 TRACKING := track-sync trackio-view tensorboard wandb-test trackio-test

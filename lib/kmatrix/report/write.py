@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import msgspec
+from msgspec import inspect
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import as_json
@@ -21,6 +22,8 @@ from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import first_of_each, pending_messages, sync_status
+from kmatrix.report import graphs
+from kmatrix.report.gpu import pictures
 from kmatrix.report.gpu.results import Gpu, RecordedRun
 from kmatrix.report.render import MARKDOWN, TEXT, render
 from kmatrix.report.results import Results, Run
@@ -64,9 +67,6 @@ def write_summary(matrix: MatrixDir, results: Results) -> str:
 
 def draw_graphs(matrix: MatrixDir, results: Results) -> tuple[list[Path], list[str]]:
     """Draw every graph that has data; return the files, and the reason for each graph that was not drawn."""
-    from kmatrix.report import graphs
-    from kmatrix.report.gpu import pictures
-
     runs = [RecordedRun(name=run.name, optimizer=run.optimizer, status=run.status, gpu=run.gpu) for run in results.runs]
     files, missing = written(matrix, lambda: graphs.draw(results, matrix.graphs))
     more, without = written(matrix, lambda: pictures.draw(results.name, runs, matrix.path, matrix.graphs))
@@ -191,8 +191,6 @@ def results_csv(results: Results) -> str:
 
 def scalars() -> list[str]:
     """Return the fields of a run that are one value: texts, numbers, true or false."""
-    from msgspec import inspect
-
     one = (inspect.StrType, inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.EnumType, inspect.NoneType)
     found = inspect.type_info(Run)
     assert isinstance(found, inspect.StructType)
