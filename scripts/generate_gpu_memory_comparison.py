@@ -13,7 +13,7 @@ find_packages("msgspec", "numpy", "jinja2", "matplotlib")
 
 from kmatrix.output import run_program
 from kmatrix.report.gpu.folders import find_recorded
-from kmatrix.report.gpu.pictures import draw_folder
+from kmatrix.report.gpu.graphs import draw_folder
 
 
 def main():

@@ -23,7 +23,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import first_of_each, pending_messages, sync_status
 from kmatrix.report import graphs
-from kmatrix.report.gpu import pictures
+from kmatrix.report.gpu import graphs as gpu_graphs
 from kmatrix.report.gpu.results import Gpu, RecordedRun
 from kmatrix.report.render import MARKDOWN, TEXT, render
 from kmatrix.report.results import Results, Run
@@ -69,7 +69,7 @@ def draw_graphs(matrix: MatrixDir, results: Results) -> tuple[list[Path], list[s
     """Draw every graph that has data; return the files, and the reason for each graph that was not drawn."""
     runs = [RecordedRun(name=run.name, optimizer=run.optimizer, status=run.status, gpu=run.gpu) for run in results.runs]
     files, missing = written(matrix, lambda: graphs.draw(results, matrix.graphs))
-    more, without = written(matrix, lambda: pictures.draw(results.name, runs, matrix.path, matrix.graphs))
+    more, without = written(matrix, lambda: gpu_graphs.draw(results.name, runs, matrix.path, matrix.graphs))
     return [*files, *more], [*missing, *without]
 
 

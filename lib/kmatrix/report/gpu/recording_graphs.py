@@ -19,8 +19,8 @@ from kmatrix.output import run_program
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import draw_jobs, mark_of, subtitle, time_unit
+from kmatrix.report.gpu.graphs import DEVICE_COLOURS, MIB_PER_GIB, draw_line, legend, panel_grid
 from kmatrix.report.gpu.load import load
-from kmatrix.report.gpu.pictures import DEVICE_COLOURS, MIB_PER_GIB, draw_line, legend, panel_grid
 from kmatrix.report.gpu.recordings import Recording, RunRecordings
 from kmatrix.report.gpu.samples import Array
 from kmatrix.report.gpu.timeline import Lane, Timeline, banded, timeline_of

@@ -15,7 +15,7 @@ from figure_layout import layout_problems
 from gpu_factory import FakeGpus, record, write_phases
 from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import RC_PARAMS
-from kmatrix.report.gpu import pictures
+from kmatrix.report.gpu import graphs
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
 from kmatrix.report.gpu.recording_graphs import (
     draw_comparison,
@@ -61,11 +61,11 @@ def figures(root, runs):
     timelines = {one.name: timeline_of(recordings_of(RunDir(root / one.name)), QUANTITIES) for one in runs}
     with matplotlib.style.context(["default", RC_PARAMS]):
         return {
-            "bars": pictures.bars("matrix", known),
-            "per_gpu": pictures.per_gpu("matrix", known),
-            "balance": pictures.balance("matrix", known),
-            "memory_timeline": pictures.memory_timeline("matrix", known, timelines),
-            **{quantity: pictures.over_time("matrix", known, timelines, quantity) for quantity in QUANTITIES},
+            "bars": graphs.bars("matrix", known),
+            "per_gpu": graphs.per_gpu("matrix", known),
+            "balance": graphs.balance("matrix", known),
+            "memory_timeline": graphs.memory_timeline("matrix", known, timelines),
+            **{quantity: graphs.over_time("matrix", known, timelines, quantity) for quantity in QUANTITIES},
         }
 
 
@@ -87,7 +87,7 @@ def test_a_file_per_picture_is_written_and_what_is_missing_is_named(tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "gpu_metrics.csv").write_text("timestamp,gpu_index\n")
     bad = RecordedRun(name="bad", gpu=gpu_of(RunDir(tmp_path / "bad"), TrainingTotals()))
-    files, (note,) = pictures.draw("m", [*runs, bad], tmp_path, tmp_path / "graphs")
+    files, (note,) = graphs.draw("m", [*runs, bad], tmp_path, tmp_path / "graphs")
     assert [path.stem for path in files] == NAMES
     assert all(path.stat().st_size > 0 for path in files)
     assert note.startswith("bad: gpu_metrics.csv is not a GPU recording")
@@ -97,7 +97,7 @@ def test_a_file_per_picture_is_written_and_what_is_missing_is_named(tmp_path):
     ("devices", "shape"), [(2, (1, 2)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (16, (4, 4)), (12, (3, 4))]
 )
 def test_the_grid_of_a_panel_per_gpu(devices, shape):
-    assert pictures.grid(devices) == shape
+    assert graphs.grid(devices) == shape
 
 
 def test_memory_has_its_unit_its_peak_and_its_capacity(tmp_path):
@@ -136,11 +136,11 @@ def test_every_title_of_simulated_gpus_is_marked(tmp_path):
 
 @pytest.mark.parametrize("vision", VISION)
 def test_colours_that_occur_together_differ_for_all_readers(vision):
-    phases = [*pictures.PHASE_COLOURS.values(), "#FFFFFF"]
+    phases = [*graphs.PHASE_COLOURS.values(), "#FFFFFF"]
     assert min(distance(*pair, vision) for pair in combinations(phases, 2)) > 15
-    assert min(distance(*pair, vision) for pair in combinations(pictures.DEVICE_COLOURS, 2)) > 20
-    assert min(distance(*pair, vision) for pair in product(pictures.DEVICE_COLOURS, phases)) > 15
-    assert min(distance(*pair, vision) for pair in combinations(pictures.CLASS_COLOURS.values(), 2)) > 18
+    assert min(distance(*pair, vision) for pair in combinations(graphs.DEVICE_COLOURS, 2)) > 20
+    assert min(distance(*pair, vision) for pair in product(graphs.DEVICE_COLOURS, phases)) > 15
+    assert min(distance(*pair, vision) for pair in combinations(graphs.CLASS_COLOURS.values(), 2)) > 18
 
 
 # ---- single recordings -------------------------------------------------------------------------------------------
