@@ -53,8 +53,7 @@ def matrix_of_all_kinds(root):
 def test_the_report_and_the_sections_of_a_matrix(golden, tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     golden("consolidated_gpus.txt", summarize(matrix.path))
-    _, _, runs = read_folder(matrix.path)
-    golden("summary_gpus.txt", sections(runs))
+    golden("summary_gpus.txt", sections(read_folder(matrix.path).runs))
 
 
 def test_a_straggler_is_named_although_the_memory_is_balanced(tmp_path):
@@ -93,7 +92,7 @@ def foreign_folder(root):
 
 
 def test_a_folder_of_the_original_project_is_read(tmp_path):
-    _, _, (finished, failed) = read_folder(foreign_folder(tmp_path))
+    finished, failed = read_folder(foreign_folder(tmp_path)).runs
     assert (finished.optimizer, finished.status, len(finished.gpu.gpus)) == ("adamwprune", "finished", 4)
     assert (failed.optimizer, failed.status, failed.gpu.balance.memory.quality) == ("adamw", "failed", "Fair")
 

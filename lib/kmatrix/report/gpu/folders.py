@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from kmatrix.records.files import finite
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
-from kmatrix.report.gpu.recordings import PATTERNS, text_recordings
+from kmatrix.report.gpu.recordings import PATTERNS, recordings_of, text_recordings
 from kmatrix.report.gpu.results import RecordedRun
+from kmatrix.report.gpu.samples import QUANTITIES
+from kmatrix.report.gpu.timeline import Timeline, timeline_of
 from kmatrix.report.render import TEXT, environment, plain
 
 LARGE_BYTES = 100_000_000  # of recordings: from there, they are read by a process per core
@@ -42,33 +46,45 @@ def find_recorded(target: Path | None, results_dir: Path) -> Path:
     return newest[0]
 
 
-def read_folder(folder: Path) -> tuple[str, Path, list[RecordedRun]]:
-    """Return the name of a folder, the parent directory of its runs, and the runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedFolder:
+    """The runs of a folder."""
+
+    name: str
+    root: Path  # parent directory of the runs
+    runs: Sequence[RecordedRun]
+    timelines: Mapping[str, Timeline | None] = field(default_factory=dict)  # of the runs of other programs, by name
+
+
+def read_folder(folder: Path, columns: int = 0) -> RecordedFolder:
+    """Return the runs of a folder. columns: of the timelines of other programs; 0: without them.
 
     Raises RecordError if there is no recording.
     """
     folder = folder.resolve()
     matrix = MatrixDir(folder)
     if matrix.matrix_json.is_file():
-        name, root, runs = matrix.name, folder, _of_matrix(matrix)
-    elif text_recordings(folder):
-        name, root, runs = folder.name, folder.parent, [_foreign(folder, {})]
+        found = RecordedFolder(name=matrix.name, root=folder, runs=_of_matrix(matrix))
     else:
-        name, root, runs = folder.name, folder, _foreign_runs(folder)
-    if not any(run.gpu for run in runs):
+        is_single = bool(text_recordings(folder))
+        pairs = [_foreign(folder, {}, columns)] if is_single else _foreign_runs(folder, columns)
+        timelines = {run.name: timeline for run, timeline in pairs} if columns else {}
+        root = folder.parent if is_single else folder
+        found = RecordedFolder(name=folder.name, root=root, runs=[run for run, _ in pairs], timelines=timelines)
+    if not any(run.gpu for run in found.runs):
         raise RecordError(
             f"no GPU recording in {folder}",
             why=f"no run has gpu_samples.bin, {' or '.join(PATTERNS[1:])}",
             hint="set GPU_MONITOR=y for the next matrix, or pass another directory",
         )
-    return name, root, runs
+    return found
 
 
 def summarize(folder: Path) -> str:
     """Return the consolidated GPU report of a folder. Raises RecordError if it has no recording."""
-    name, _, runs = read_folder(folder)
+    found = read_folder(folder)
     template: Any = environment(TEXT).get_template("gpu.txt.j2").module
-    return plain(str(template.consolidated(name, runs))).lstrip("\n")
+    return plain(str(template.consolidated(found.name, found.runs))).lstrip("\n")
 
 
 def _of_matrix(matrix: MatrixDir) -> list[RecordedRun]:
@@ -79,7 +95,7 @@ def _of_matrix(matrix: MatrixDir) -> list[RecordedRun]:
     return [RecordedRun(name=run.name, optimizer=run.optimizer, status=str(run.status), gpu=run.gpu) for run in runs]
 
 
-def _foreign_runs(folder: Path) -> list[RecordedRun]:
+def _foreign_runs(folder: Path, columns: int) -> list[tuple[RecordedRun, Timeline | None]]:
     """Return the runs in all_results.json of the original project, then every other folder with a recording."""
     try:
         entries = json.loads((folder / "all_results.json").read_bytes())
@@ -92,23 +108,25 @@ def _foreign_runs(folder: Path) -> list[RecordedRun]:
     folders, entries = [folder / name for name in names], [results.get(name, {}) for name in names]
     size = sum(path.stat().st_size for one in folders for path in text_recordings(one)[:1])
     if len(names) == 1 or size < LARGE_BYTES:
-        return list(map(_foreign, folders, entries))
+        return list(map(_foreign, folders, entries, repeat(columns)))
     # Not forked: libraries of this process may have threads.
     with ProcessPoolExecutor(min(len(names), usable_cores()), get_context("spawn")) as pool:
-        return list(pool.map(_foreign, folders, entries))
+        return list(pool.map(_foreign, folders, entries, repeat(columns)))
 
 
-def _foreign(folder: Path, result: Mapping[str, Any]) -> RecordedRun:
-    """Return a run of the original project. result: its entry in all_results.json."""
+def _foreign(folder: Path, result: Mapping[str, Any], columns: int) -> tuple[RecordedRun, Timeline | None]:
+    """Return a run of the original project with its timeline. result: its entry in all_results.json."""
     tokens, success = finite(result.get("tokens")), result.get("success")
     totals = TrainingTotals(tokens=None if tokens is None else int(tokens), seconds=finite(result.get("elapsed_time")))
     _, _, optimizer = folder.name.partition("_")  # gpt2_adamw_magnitude_50
-    return RecordedRun(
+    recordings = recordings_of(RunDir(folder))
+    run = RecordedRun(
         name=folder.name,
         optimizer=str(result.get("optimizer") or optimizer.partition("_")[0]),
         status=str(Status.FINISHED if success else Status.FAILED) if isinstance(success, bool) else "",
-        gpu=gpu_of(RunDir(folder), totals),
+        gpu=gpu_of(RunDir(folder), totals, recordings),
     )
+    return run, timeline_of(recordings, QUANTITIES, columns) if columns else None
 
 
 def _has_runs(matrix: MatrixDir) -> bool:

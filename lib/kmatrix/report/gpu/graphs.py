@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -62,10 +63,17 @@ GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3), 7: (2
 Recorded = tuple[RecordedRun, Gpu]
 
 
-def draw(name: str, runs: Sequence[RecordedRun], root: Path, folder: Path) -> tuple[list[Path], list[str]]:
+def draw(
+    name: str,
+    runs: Sequence[RecordedRun],
+    root: Path,
+    folder: Path,
+    known_timelines: Mapping[str, Timeline | None] = MappingProxyType({}),
+) -> tuple[list[Path], list[str]]:
     """Draw the pictures of the devices into `folder`; return the files, and the reason for each that was not drawn.
 
-    name: of the matrix. root: parent directory of the runs. Both are empty if no run has a recording.
+    name: of the matrix. root: parent directory of the runs. known_timelines: of runs by name, which are not read again.
+    Both are empty if no run has a recording.
     """
     unread = [f"{run.name}: {note}" for run in runs if run.gpu and not run.gpu.gpus for note in run.gpu.notes]
     known = [(run, run.gpu) for run in runs if run.gpu and run.gpu.gpus]
@@ -73,8 +81,10 @@ def draw(name: str, runs: Sequence[RecordedRun], root: Path, folder: Path) -> tu
     known = [(run, gpu) for run, gpu in known if gpu.unit == "GPU"] or known
     if not known:
         return [], unread
-    timelines = {}
+    timelines = {run.name: known_timelines.get(run.name) for run, _ in known[:MOST_PANELS]}
     for run, gpu in known[:MOST_PANELS]:
+        if run.name in known_timelines:
+            continue
         found = recordings_of(RunDir(root / run.name), cpu=gpu.unit == "rank")
         columns = max(60, POINTS // panel_shape(len(known[:MOST_PANELS]))[1])
         timelines[run.name] = timeline_of(found, QUANTITIES, columns, running=run.status == "running")
@@ -94,13 +104,13 @@ def draw(name: str, runs: Sequence[RecordedRun], root: Path, folder: Path) -> tu
 
 def draw_folder(folder: Path, output: Path | None) -> tuple[list[Path], list[str]]:
     """Draw the pictures of a folder into `output`, by default graphs/ in it. Raises RecordError."""
-    name, root, runs = read_folder(folder)
+    found = read_folder(folder, POINTS // 2)
     target = output or folder / "graphs"
     try:
-        return draw(name, runs, root, target)
+        return draw(found.name, found.runs, found.root, target, found.timelines)
     except OSError as error:
         raise RecordError(
-            f"the graphs of {name} cannot be written",
+            f"the graphs of {found.name} cannot be written",
             why=f"{error.filename or target}: {error.strerror or error}",
             hint="free disk space, fix the permissions, or pass --output DIR",
         ) from None

@@ -129,12 +129,12 @@ class _Node:
     notes: tuple[str, ...] = ()
 
 
-def gpu_of(run_dir: RunDir, totals: TrainingTotals) -> Gpu | None:
+def gpu_of(run_dir: RunDir, totals: TrainingTotals, found: RunRecordings | None = None) -> Gpu | None:
     """Return the numbers of the devices of a run; None if there is no recording, and no timing of its ranks.
 
-    An unreadable recording gives numbers without devices, and a note with the reason.
+    found: its recordings, None to read them. One that is unreadable gives numbers without devices, and a note why.
     """
-    found = recordings_of(run_dir, cpu=totals.device == CPU)
+    found = recordings_of(run_dir, cpu=totals.device == CPU) if found is None else found
     nodes = {node: _node(found, node, totals) for node in found.folders}
     ranks = read_ranks(run_dir)
     if not any(nodes.values()):
