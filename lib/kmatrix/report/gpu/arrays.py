@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import json
-import mmap
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +31,6 @@ KEYS: Mapping[str, tuple[str, ...]] = {  # quantity -> its keys, by precedence
 PROBE = 4096  # bytes
 MOST_NESTED = 100  # GPUs of an entry
 Value = float | str | None
-Bytes = bytes | mmap.mmap
 Identity = tuple[str | None, int, str | None]  # UUID, index and name of a GPU
 DAMAGE = (msgspec.MsgspecError, RecursionError, ValueError)
 
@@ -133,7 +130,7 @@ class _Content:
         return np.full(len(gpus), np.nan) if found is None else found
 
 
-def read_array(path: Path, data: Bytes, *, cpu: bool) -> Samples:
+def read_array(path: Path, data: bytes, *, cpu: bool) -> Samples:
     """Return the samples of a JSON recording. cpu: devices without a name are ranks. Raises RecordError."""
     content, notes = _content(path, data)
     if not content.identities:
@@ -197,9 +194,9 @@ def _changes(identities: Mapping[Identity, int]) -> Iterator[str]:
             yield f"GPU {index} is {first_names(found)}: the order of the GPUs changed"
 
 
-def _content(path: Path, data: Bytes) -> tuple[_Content, list[str]]:
+def _content(path: Path, data: bytes) -> tuple[_Content, list[str]]:
     """Return the content of a file, and a note if it ends before its array does. Raises RecordError."""
-    head = data[:PROBE].removeprefix(codecs.BOM_UTF8).lstrip()
+    head = data[:PROBE].lstrip()
     begin = data.find(b"[") + 1
     if not begin or head[:1] not in (b"[", b"{"):
         raise unknown_kind(path, "it begins with neither a JSON array nor a table with a timestamp")
@@ -216,7 +213,7 @@ def _content(path: Path, data: Bytes) -> tuple[_Content, list[str]]:
     return content, notes
 
 
-def _pieces(data: Bytes, begin: int) -> Iterator[bytes]:
+def _pieces(data: bytes, begin: int) -> Iterator[bytes]:
     """Yield an array in pieces, each an array itself. begin: offset of the first entry."""
     mark, view = _mark(data, begin), memoryview(data)
     while (end := data.find(mark, begin + CHUNK)) >= 0:
@@ -257,7 +254,7 @@ def _complete(data: bytes, begin: int) -> list[_Entry]:
     return []
 
 
-def _mark(data: Bytes, begin: int) -> bytes:
+def _mark(data: bytes, begin: int) -> bytes:
     """Return the text between two entries, up to the first key."""
     first = FIRST_KEY.match(data, begin)
     return first[0] if first else b"{"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import math
-import mmap
 import re
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from kmatrix.report.gpu.samples import (
 )
 from kmatrix.text import first_names, plural
 
-PROBE = 4096  # bytes
 REPLACED_S = 5.0  # both clocks of a machine differ by less over a pause
 CSV_COLUMN = re.compile(r"gpu(\d+)_(\w+)")
 CSV_NAMES = {
@@ -46,18 +44,15 @@ def load(path: Path, *, cpu: bool = False) -> Samples:
     """
     try:
         with path.open("rb") as file:
-            begin = file.read(PROBE).removeprefix(codecs.BOM_UTF8)
-            if begin.startswith(MAGIC) or path.suffix == ".bin":
+            if file.read(len(MAGIC)) == MAGIC or path.suffix == ".bin":
                 return _binary(path)
-            if begin.startswith(b"timestamp"):
-                return _table(path, begin + file.read(), cpu=cpu)
-            # Mapped, not read: an array of days has hundreds of MB.
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if begin else begin
-            return read_array(path, data, cpu=cpu)
+        # Not mapped: the original project's monitor truncates its file while it runs.
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="pass a gpu_stats*.json or gpu_metrics*.csv file") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read", why=error.strerror or str(error)) from None
+    return _table(path, data, cpu=cpu) if data.startswith(b"timestamp") else read_array(path, data, cpu=cpu)
 
 
 def _binary(path: Path) -> Samples:
