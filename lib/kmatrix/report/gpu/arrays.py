@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -130,9 +131,12 @@ class _Content:
         return np.full(len(gpus), np.nan) if found is None else found
 
 
-def read_array(path: Path, data: bytes, *, cpu: bool) -> Samples:
-    """Return the samples of a JSON recording. cpu: devices without a name are ranks. Raises RecordError."""
-    content, notes = _content(path, data)
+def read_array(path: Path, *, cpu: bool) -> Samples:
+    """Return the samples of a JSON recording. cpu: devices without a name are ranks.
+
+    Raises RecordError, OSError.
+    """
+    content, notes = _content(path)
     if not content.identities:
         raise RecordError(f"{path} contains no sample")
     rows, gpus = np.concatenate(content.rows), np.concatenate(content.gpus)
@@ -194,36 +198,46 @@ def _changes(identities: Mapping[Identity, int]) -> Iterator[str]:
             yield f"GPU {index} is {first_names(found)}: the order of the GPUs changed"
 
 
-def _content(path: Path, data: bytes) -> tuple[_Content, list[str]]:
-    """Return the content of a file, and a note if it ends before its array does. Raises RecordError."""
-    head = data[:PROBE].lstrip()
-    begin = data.find(b"[") + 1
-    if not begin or head[:1] not in (b"[", b"{"):
-        raise unknown_kind(path, "it begins with neither a JSON array nor a table with a timestamp")
+def _content(path: Path) -> tuple[_Content, list[str]]:
+    """Return the content of a file, and a note if it ends before its array does. Raises RecordError, OSError."""
     try:
         content = _Content()
-        for piece in _pieces(data, begin):
+        for piece in _pieces(path):
             content.add(_DECODER.decode(piece))
         return content, []
     except DAMAGE:  # not a plain array of entries, as most are: all of it at a time
-        first = begin - 1 if head.startswith(b"[") else data.find(b"{")
-        entries, notes = _whole(path, data[first:], begin - first)
+        entries, notes = _whole(path)
     content = _Content()
     content.add(entries)
     return content, notes
 
 
-def _pieces(data: bytes, begin: int) -> Iterator[bytes]:
-    """Yield an array in pieces, each an array itself. begin: offset of the first entry."""
-    mark, view = _mark(data, begin), memoryview(data)
-    while (end := data.find(mark, begin + CHUNK)) >= 0:
-        yield b"".join((b"[", view[begin : data.rfind(b"}", begin, end) + 1], b"]"))
-        begin = data.find(b"{", end)
-    yield b"".join((b"[", view[begin:]))
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yield an array in pieces, each an array itself. Raises RecordError if it does not begin as one."""
+    with path.open("rb") as file:
+        rest = file.read(CHUNK)
+        begin = _begin(path, rest)
+        mark, rest = _mark(rest, begin), rest[begin:]
+        while more := file.read(CHUNK):
+            rest += more
+            if (end := rest.rfind(mark)) > 0:
+                yield b"".join((b"[", memoryview(rest)[: rest.rfind(b"}", 0, end) + 1], b"]"))
+                rest = rest[rest.find(b"{", end) :]
+        yield b"[" + rest
 
 
-def _whole(path: Path, data: bytes, begin: int) -> tuple[list[_Entry], list[str]]:
+def _begin(path: Path, data: bytes) -> int:
+    """Return the offset of the first entry. Raises RecordError if there is no array."""
+    begin = data.find(b"[") + 1
+    if not begin or data[:PROBE].removeprefix(codecs.BOM_UTF8).lstrip()[:1] not in (b"[", b"{"):
+        raise unknown_kind(path, "it begins with neither a JSON array nor a table with a timestamp")
+    return begin
+
+
+def _whole(path: Path) -> tuple[list[_Entry], list[str]]:
     """Return all entries of a file, and a note if it is truncated. Raises RecordError if it is damaged."""
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8).lstrip()
+    begin = _begin(path, data)
     kind: Any = list[_Entry] if data.startswith(b"[") else _Document
     try:
         found = msgspec.json.decode(data, type=kind)

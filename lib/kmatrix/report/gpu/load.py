@@ -29,6 +29,7 @@ from kmatrix.report.gpu.samples import (
 )
 from kmatrix.text import first_names, plural
 
+PROBE = 64  # bytes
 REPLACED_S = 5.0  # both clocks of a machine differ by less over a pause
 CSV_COLUMN = re.compile(r"gpu(\d+)_(\w+)")
 CSV_NAMES = {
@@ -44,15 +45,16 @@ def load(path: Path, *, cpu: bool = False) -> Samples:
     """
     try:
         with path.open("rb") as file:
-            if file.read(len(MAGIC)) == MAGIC or path.suffix == ".bin":
+            begin = file.read(PROBE).removeprefix(codecs.BOM_UTF8)
+            if begin.startswith(MAGIC) or path.suffix == ".bin":
                 return _binary(path)
-        # Not mapped: the original project's monitor truncates its file while it runs.
-        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+            if begin.startswith(b"timestamp"):
+                return _table(path, begin + file.read(), cpu=cpu)
+        return read_array(path, cpu=cpu)
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="pass a gpu_stats*.json or gpu_metrics*.csv file") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read", why=error.strerror or str(error)) from None
-    return _table(path, data, cpu=cpu) if data.startswith(b"timestamp") else read_array(path, data, cpu=cpu)
 
 
 def _binary(path: Path) -> Samples:
