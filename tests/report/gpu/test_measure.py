@@ -17,6 +17,7 @@ from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.facts import NOTHING_RECORDED
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
+from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.gpu.results import Gpu
 
 DAY = 86_400.0
@@ -242,6 +243,7 @@ def test_simulated_and_real_gpus_are_never_combined(tmp_path):
     both = measured(run)
     assert (both.simulated, both.totals.joules, both.samples) == (False, alone.totals.joules, alone.samples)
     assert both.notes[-1].endswith("not included in these numbers")
+    assert len(recordings_of(run).recordings) == 1  # nor in the energy of loss curves, nor in a graph
 
 
 def record_nodes(tmp_path, *, silent=False):

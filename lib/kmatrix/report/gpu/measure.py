@@ -7,10 +7,8 @@ whole recording; peaks and energy are of the whole. A sum over devices, attempts
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,7 @@ from kmatrix.report.gpu.facts import (
     stored_devices,
     with_xids,
 )
-from kmatrix.report.gpu.recordings import Recording, RunRecordings, recordings_of
+from kmatrix.report.gpu.recordings import Recording, RunRecordings, earlier_text, recordings_of
 from kmatrix.report.gpu.results import (
     Balance,
     Balances,
@@ -157,13 +155,12 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
     if not mine:
         return _from_summary(folder, summary, found.hosts.get(node, "")) if summary else None
     last = mine[-1].samples
-    included = [one for one in mine if _kind(one.samples) == _kind(last)]
-    same = [one for one in included if _identities(one.samples) == _identities(last)]
+    same = [one for one in mine if _identities(one.samples) == _identities(last)]
     attempts = attempts_of(folder, totals.last_times, is_first=node == 0)
-    parts = [_part(one.samples, attempts, running=totals.running) for one in included]
-    current = [part for one, part in zip(included, parts, strict=True) if one in same]
-    notes = [note for one in included for note in one.samples.notes]
-    notes += [_other_devices(one, is_included=one in included) for one in mine if one not in same]
+    parts = [_part(one.samples, attempts, running=totals.running) for one in mine]
+    current = [part for one, part in zip(mine, parts, strict=True) if one in same]
+    notes = [note for one in mine for note in one.samples.notes]
+    notes += [_other_devices(one) for one in mine if one not in same]
     entries = {(gpu.gpu_index, gpu.uuid or ""): gpu for gpu in summary.gpus} if summary else {}
     notes += [text for text in summary.warnings if not is_computed(text)] if summary else []
     events = decode_lines(folder.gpu_events, EventLine)
@@ -188,7 +185,7 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
         energy_source=last.energy_source,
         evidence=mine[-1].evidence,
         doubt=last.doubt,
-        has_earlier=len(included) > len(same),
+        has_earlier=len(mine) > len(same),
         notes=tuple(dict.fromkeys([*notes, *_gap_note(parts), *missing, *xid_notes])),
     )
 
@@ -212,11 +209,6 @@ def _from_summary(folder: RunDir, summary: SummaryFile, host: str) -> _Node | No
         evidence=f"{folder.name}/{folder.gpu_summary.name}",
         notes=(*summary.warnings, "its samples are missing: numbers of the whole recording, without phases"),
     )
-
-
-def _kind(samples: Samples) -> tuple[str, bool]:
-    """Return what simulated and real devices, GPUs and ranks differ in: they are never combined."""
-    return samples.device_type, samples.simulated
 
 
 def _identities(samples: Samples) -> list[tuple[int, str, str]]:
@@ -375,20 +367,13 @@ def _gap_note(parts: Sequence[_Part]) -> list[str]:
     return [f"nothing was recorded for {duration(math.fsum(gaps))} in {plural(len(gaps), 'gap')}"] if gaps else []
 
 
-def _other_devices(one: Recording, *, is_included: bool) -> str:
+def _other_devices(one: Recording) -> str:
     """Return a note about a recording on other devices than the last one."""
-    samples = one.samples
-    names = Counter(device.name for device in samples.devices)
-    devices = ", ".join(
-        f"{plural(count, unit_of(samples.device_type == CPU))} ({name})" for name, count in names.items()
-    )
-    recorded = f"an earlier attempt was recorded on {devices}, {samples.time[-1]:.0f} s in {Path(one.evidence).name}"
-    if not is_included:
-        return f"{recorded}: not included in these numbers"
-    total = complete_sum([device.memory_total for device in samples.devices])
-    peak, of_all = _peak(samples), "" if total is None else f" of {total:.0f}"
+    total, peak = complete_sum([device.memory_total for device in one.samples.devices]), _peak(one.samples)
+    of_all = "" if total is None else f" of {total:.0f}"
     used = "" if peak is None else f", peak {peak:.0f}{of_all} MiB"
-    return f"{recorded}{used}: in time, energy and mean power of the run; memory and balance are of the last attempt"
+    where = "in time, energy and mean power of the run; memory and balance are of the last attempt"
+    return f"{earlier_text(one)}{used}: {where}"
 
 
 # ---- all nodes ---------------------------------------------------------------------------------------------------
