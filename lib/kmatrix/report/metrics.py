@@ -18,7 +18,7 @@ from kmatrix.records.decode import field as record_field
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunNumbers, merged_lines
 from kmatrix.report.gpu.energy import joules_at
-from kmatrix.report.gpu.recordings import recordings_of
+from kmatrix.report.gpu.recordings import Recording
 
 MOST_POINTS = 200  # of a curve
 
@@ -102,7 +102,7 @@ class Log:
         return self._columns[name]
 
 
-def read(run_dir: RunDir) -> Metrics:
+def read(run_dir: RunDir, recordings: Sequence[Recording]) -> Metrics:
     """Return what the log of a run says, with the energy in its recordings."""
     log = Log(run_dir.metrics)
     seconds, val, train = _seconds(log["elapsed_s"]), log["val_loss"], log["train_loss"]
@@ -116,7 +116,7 @@ def read(run_dir: RunDir) -> Metrics:
             loss=tuple(val[kept].tolist()),
             tokens=tuple(map(_integer, log["tokens"][kept])),
             seconds=tuple(map(_number, seconds[kept])),
-            joules=tuple(map(_number, _joules(run_dir, log, kept))),
+            joules=tuple(map(_number, _joules(recordings, log, kept))),
         ),
         train=TrainingLosses(step=tuple(log.step[drawn].tolist()), loss=tuple(train[drawn].tolist())),
         first_steps=log.first_steps,
@@ -152,13 +152,12 @@ def _seconds(elapsed: np.ndarray) -> np.ndarray:
     return found
 
 
-def _joules(run_dir: RunDir, log: Log, wanted: np.ndarray) -> np.ndarray:
+def _joules(recordings: Sequence[Recording], log: Log, wanted: np.ndarray) -> np.ndarray:
     """Return the energy (J) of all devices since the training began at some steps (indices); NaN: unknown.
 
     Evaluations and checkpoints are included; what an attempt trained and lost, and the time between attempts, are not.
     """
-    recordings = recordings_of(run_dir).recordings if len(wanted) else ()
-    if not recordings:
+    if not recordings or not len(wanted):
         return np.full(len(wanted), np.nan)
     attempt, elapsed = log["attempt"], log["elapsed_s"]
     # Each attempt needs its own ends: the time between two of them was not training.

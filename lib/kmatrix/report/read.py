@@ -20,6 +20,8 @@ from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, RunNumbers, RunResult, Status
 from kmatrix.records.tracking import read_track
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
+from kmatrix.report.gpu.recordings import recordings_of
+from kmatrix.report.gpu.samples import CPU
 from kmatrix.report.metrics import Metrics
 from kmatrix.report.metrics import read as read_metrics
 from kmatrix.report.results import Attempt, Run, RunAlert
@@ -79,8 +81,9 @@ def read_run(source: Source) -> Run:
     # Without an attempt, its files are those of a result that is being archived.
     if state.attempts or files.damage:
         try:
-            metrics = read_metrics(folder)
-            gpu = gpu_of(folder, _totals(source, _known(result, metrics), metrics))
+            recordings = recordings_of(folder, cpu=_device(result or RunNumbers(), run) == CPU)
+            metrics = read_metrics(folder, recordings.recordings)
+            gpu = gpu_of(folder, _totals(source, _known(result, metrics), metrics), recordings)
         except (RecordError, OSError) as damage:
             error = str(damage).replace(f"{folder.path}/", "")
     known = _known(result, metrics)
