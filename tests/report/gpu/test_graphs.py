@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import combinations, product
 
 import matplotlib.style
+import numpy as np
 import pytest
 
 from colour_vision import VISION, distance
 from figure_layout import layout_problems
-from gpu_factory import FakeGpus, record, write_phases
+from gpu_factory import FakeGpus, record, write_phases, write_samples
 from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import RC_PARAMS
 from kmatrix.report.gpu import graphs
@@ -178,7 +180,7 @@ def test_a_file_of_the_original_is_drawn_with_its_summary(here, capsys, gpus):
     assert main(["--gen-graph", str(path)]) == 0
     assert (here / "stats_plot.png").read_bytes().startswith(b"\x89PNG")
     summary = (here / "stats_summary.txt").read_text()
-    assert "200 in 199.0 s" in summary
+    assert "200 samples in 199.0 s" in summary
     (line,) = [line for line in summary.splitlines() if line.startswith("utilization, %") and line.split()[2] == "0"]
     assert line.split()[3:] == ["82.00", "80.00", "84.00"]
     assert sum(line.startswith("power, W") for line in summary.splitlines()) == (gpus or 1)
@@ -216,6 +218,18 @@ def test_the_gpus_of_a_recording_are_a_band_around_their_mean(here):
     heights = power.collections[0].get_paths()[0].vertices[:, 1]  # of the file with several GPUs
     assert (heights.min(), heights.max()) == (200.0, 230.0)
     assert power.lines[0].get_ydata()[0] == 215.0
+
+
+def test_all_recordings_of_a_run_are_drawn_and_counted(here):
+    run_dir = RunDir(here / "run")
+    record(run_dir, gpus := FakeGpus(samples=60))
+    earlier = [replace(one, time=one.time - 120) for one in gpus.snapshots()][:40]
+    write_samples(run_dir.path / "gpu_samples.1.bin", gpus, earlier)
+    one = read_recording(run_dir.path)
+    assert (one.length, one.timeline.seconds) == ("100 samples in 98.0 s", 179.0)
+    assert len(one.values("power")) == 400
+    power = draw_recording(one).axes[2].lines[0].get_ydata()
+    assert (power[0], power[-1], np.isnan(power).any()) == (150.0, 150.0, True)
 
 
 def test_a_truncated_file_is_drawn_and_the_loss_is_reported(here, capsys):

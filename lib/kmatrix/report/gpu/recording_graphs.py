@@ -1,7 +1,7 @@
 """Graphs of single recordings, without a matrix: one over time, or two compared, as the original project draws them.
 
 `python scripts/gputop.py --gen-graph FILE` and `--compare FILE FILE`: statistics files of this or of the original
-project, also truncated ones, tables, and run directories with gpu_samples.bin.
+project, also truncated ones, tables, and run directories with all of their recordings.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,8 @@ from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import draw_jobs, mark_of, subtitle, time_unit
 from kmatrix.report.gpu.graphs import DEVICE_COLOURS, MIB_PER_GIB, draw_line, legend, panel_grid
 from kmatrix.report.gpu.load import load
-from kmatrix.report.gpu.recordings import Recording, RunRecordings
-from kmatrix.report.gpu.samples import Array
+from kmatrix.report.gpu.recordings import Recording, RunRecordings, recordings_of
+from kmatrix.report.gpu.samples import Array, DeviceFacts
 from kmatrix.report.gpu.timeline import Lane, Timeline, banded, timeline_of
 from kmatrix.text import WIDTH, columns, fixed, shortened_names, table
 
@@ -41,98 +42,127 @@ QUANTITIES = {  # quantity -> title of its panel, recorded units per unit of the
 }
 
 
-def read_recording(path: Path) -> Recording:
-    """Return a recording, or the last one in a run directory. Raises RecordError if there is none."""
-    source = RunDir(path).gpu_samples if path.is_dir() else path
-    if path.is_dir() and not source.is_file():
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One recording, or all of a run."""
+
+    path: Path
+    recordings: tuple[Recording, ...]
+    timeline: Timeline
+    notes: tuple[str, ...]
+
+    @property
+    def simulated(self) -> bool:
+        return any(one.samples.simulated for one in self.recordings)
+
+    @property
+    def length(self) -> str:
+        """The number of samples and the time that they cover, without that between two recordings."""
+        samples = [one.samples for one in self.recordings]
+        return f"{sum(map(len, samples)):,} samples in {sum(float(np.ptp(one.time)) for one in samples):,.1f} s"
+
+    def values(self, quantity: str, device: DeviceFacts | None = None) -> Array:
+        """Return the known values of a device, by default of all, in the unit of the panel of a quantity."""
+        found = [np.empty(0)]
+        for samples in (one.samples for one in self.recordings):
+            places = [place for place, one in enumerate(samples.devices) if device in (None, one)]
+            if quantity in samples.values:
+                found.append(samples.values[quantity][:, places].ravel())
+        every = np.concatenate(found)
+        return every[~np.isnan(every)] / QUANTITIES[quantity][1]
+
+
+def read_recording(path: Path) -> Recorded:
+    """Return a recording, or those of a run directory. Raises RecordError if there is none."""
+    if path.is_dir():
+        found = recordings_of(RunDir(path))
+    else:
+        found = RunRecordings(recordings=(Recording(evidence=str(path), samples=load(path)),))
+    if not found.recordings:
         hint = "pass the directory of a recorded run, or a gpu_stats*.json or gpu_metrics*.csv file"
-        raise RecordError(f"{path} contains no {source.name}", why="it was not recorded", hint=hint)
-    return Recording(evidence=str(path), samples=load(source))
+        raise RecordError(f"{path} contains no recording", why="; ".join(found.notes), hint=hint)
+    timeline = timeline_of(found, list(QUANTITIES), POINTS)
+    if timeline is None:
+        raise RecordError(f"{path} has a single sample", hint="record again")
+    notes = (*found.notes, *(note for one in found.recordings for note in one.samples.notes))
+    return Recorded(path=path, recordings=found.recordings, timeline=timeline, notes=notes)
 
 
-def draw_recording(one: Recording) -> Figure:
+def draw_recording(one: Recorded) -> Figure:
     """Return the figure of a recording: a panel per quantity, a line per GPU, or of many their range and the worst."""
-    timeline = _timeline(one)
-    found = {name: banded(timeline, name) for name in QUANTITIES}
-    figure, panels = _grid(Path(one.evidence).name, "GPU recording", [name for name in found if found[name]], [one])
+    found = {name: lines for name in QUANTITIES if (lines := banded(one.timeline, name))}
+    figure, panels = _grid(one.path.name, "GPU recording", list(found), [one])
     places: dict[str, int] = {}
-    for axes, (name, devices) in zip(panels, ((name, each) for name, each in found.items() if each), strict=False):
-        time_name, seconds = time_unit(timeline.seconds)
+    time_name, seconds = time_unit(one.timeline.seconds)
+    for axes, (name, devices) in zip(panels, found.items(), strict=False):
         axes.set_xlabel(f"time ({time_name})")
         for place, device in enumerate(devices):
-            draw_line(axes, timeline.centres / seconds, device.lanes[name], QUANTITIES[name][1], place=place)
+            draw_line(axes, one.timeline.centres / seconds, device.lanes[name], QUANTITIES[name][1], place=place)
             places.setdefault(device.label, place)
     legend(figure, places)
     return figure
 
 
-def draw_comparison(recordings: Sequence[Recording], names: Sequence[str]) -> Figure:
+def draw_comparison(both: Sequence[Recorded], names: Sequence[str]) -> Figure:
     """Return the figure of two recordings: a panel per quantity, the GPUs of each over time: mean, lowest, highest."""
-    timelines = [_timeline(one) for one in recordings]
-    known = [name for name in QUANTITIES if any(name in each.lanes for one in timelines for each in one.devices)]
-    figure, panels = _grid(" and ".join(names), "GPU comparison", known, recordings)
-    time_name, seconds = time_unit(max(one.seconds for one in timelines))
+    devices = {name: [_lanes(one.timeline, name) for one in both] for name in QUANTITIES}
+    known = [name for name, lanes in devices.items() if any(lanes)]
+    figure, panels = _grid(" and ".join(names), "GPU comparison", known, both)
+    time_name, seconds = time_unit(max(one.timeline.seconds for one in both))
     for axes, name in zip(panels, known, strict=False):
         axes.set_xlabel(f"time ({time_name})")
-        for place, timeline in enumerate(timelines):
-            lanes = [one.lanes[name] for one in timeline.devices if name in one.lanes]
+        for place, (one, lanes) in enumerate(zip(both, devices[name], strict=True)):
             if lanes:
-                draw_line(axes, timeline.centres / seconds, _over_devices(lanes), QUANTITIES[name][1], place=place)
-    legend(figure, {label: place for place, label in enumerate(_labels(recordings, names))})
+                draw_line(axes, one.timeline.centres / seconds, _over(lanes), QUANTITIES[name][1], place=place)
+    legend(figure, {label: place for place, label in enumerate(_labels(both, names))})
     return figure
 
 
-def draw_histograms(recordings: Sequence[Recording], names: Sequence[str]) -> Figure:
+def draw_histograms(both: Sequence[Recorded], names: Sequence[str]) -> Figure:
     """Return the figure of the distributions of two recordings: a panel per quantity, both with the same bins."""
-    every = {name: [_known(one, name) for one in recordings] for name in QUANTITIES}
-    known = [name for name, both in every.items() if any(len(each) for each in both)]
-    figure, panels = _grid(" and ".join(names), "GPU comparison: distributions", known, recordings)
+    every = {name: [one.values(name) for one in both] for name in QUANTITIES}
+    known = [name for name, values in every.items() if any(map(len, values))]
+    figure, panels = _grid(" and ".join(names), "GPU comparison: distributions", known, both)
     for axes, name in zip(panels, known, strict=False):
         edges = np.histogram_bin_edges(np.concatenate(every[name]), BINS).tolist()
         for place, values in enumerate(every[name]):
             shares = np.full(len(values), 100 / max(1, len(values)))
-            style: dict[str, Any] = {
-                "color": DEVICE_COLOURS[place],
-                "histtype": "step",
-                "linestyle": ("-", "--")[place],
-            }
-            axes.hist(values, bins=edges, weights=shares, linewidth=1.5, **style)
+            style: dict[str, Any] = {"color": DEVICE_COLOURS[place], "linestyle": ("-", "--")[place]}
+            axes.hist(values, bins=edges, weights=shares, histtype="step", linewidth=1.5, **style)
         axes.set_ylabel("% of the samples")
-    legend(figure, {label: place for place, label in enumerate(_labels(recordings, names))})
+    legend(figure, {label: place for place, label in enumerate(_labels(both, names))})
     return figure
 
 
-def summary_lines(one: Recording) -> list[str]:
+def summary_lines(one: Recorded) -> list[str]:
     """Return the summary of a recording: mean, minimum and maximum of each quantity per GPU."""
-    samples = one.samples
+    devices = list(dict.fromkeys(device for each in one.recordings for device in each.samples.devices))
     rows = []
-    for name, (title, size) in QUANTITIES.items():
-        for place, device in enumerate(samples.devices):
-            values = samples.values[name][:, place] / size if name in samples.values else np.empty(0)
-            if len(values := values[~np.isnan(values)]):
-                rows.append(
-                    [title, str(device.index), *(fixed(x, 2) for x in (values.mean(), values.min(), values.max()))]
-                )
+    for name, (title, _) in QUANTITIES.items():
+        for device in devices:
+            if len(values := one.values(name, device)):
+                numbers = (fixed(float(x), 2) for x in (values.mean(), values.min(), values.max()))
+                rows.append([title, str(device.index), *numbers])
     return [
-        f"recording  {one.evidence}",
-        f"samples    {len(samples):,} in {samples.time[-1]:,.1f} s",
-        *(f"GPU {device.index}      {device.name}" for device in samples.devices),
-        *(["note       simulated, not measured"] if samples.simulated else []),
-        *(f"note       {note}" for note in samples.notes),
+        f"recording  {one.path}",
+        f"samples    {one.length}",
+        *(f"GPU {device.index}      {device.name}" for device in devices),
+        *(["note       simulated, not measured"] if one.simulated else []),
+        *(f"note       {note}" for note in one.notes),
         "",
         *table(columns(["quantity", "GPU", "mean", "minimum", "maximum"]), rows, WIDTH),
     ]
 
 
-def comparison_lines(recordings: Sequence[Recording], names: Sequence[str]) -> list[str]:
+def comparison_lines(both: Sequence[Recorded], names: Sequence[str]) -> list[str]:
     """Return the means of two recordings over all GPUs, and their difference."""
-    both = list(zip(recordings, _labels(recordings, names), strict=True))
-    lines = [f"{name}: {len(one.samples):,} samples in {one.samples.time[-1]:,.1f} s" for one, name in both]
-    lines += [f"note: {name}: {note}" for one, name in both for note in one.samples.notes]
+    labelled = list(zip(both, _labels(both, names), strict=True))
+    lines = [f"{name}: {one.length}" for one, name in labelled]
+    lines += [f"note: {name}: {note}" for one, name in labelled for note in one.notes]
     rows = []
     for name, (title, _) in QUANTITIES.items():
-        values = [_known(one, name) for one in recordings]
-        if all(len(each) for each in values):
+        values = [one.values(name) for one in both]
+        if all(map(len, values)):
             first, second = (float(each.mean()) for each in values)
             change = f"{100 * (second / first - 1):+.1f} %" if first else "n/a"
             rows.append([title, fixed(first, 2), fixed(second, 2), change])
@@ -186,21 +216,12 @@ def _write(jobs: Mapping[Path, Callable[[], Figure]], texts: Mapping[Path, str])
     return list(jobs)
 
 
-def _timeline(one: Recording) -> Timeline:
-    found = timeline_of(RunRecordings(recordings=(one,)), list(QUANTITIES), POINTS)
-    if found is None:
-        raise RecordError(f"{one.evidence} has a single sample", hint="record again")
-    return found
-
-
-def _grid(
-    name: str, title: str, quantities: Sequence[str], recordings: Sequence[Recording]
-) -> tuple[Figure, list[Axes]]:
+def _grid(name: str, title: str, quantities: Sequence[str], drawn: Sequence[Recorded]) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel per quantity."""
     if not quantities:
         raise RecordError(f"{name} has no known value", hint="record again")
     shape = (math.ceil(len(quantities) / 2), 1 if len(quantities) == 1 else 2)
-    mark = mark_of([one.samples.simulated for one in recordings], "recordings")
+    mark = mark_of([one.simulated for one in drawn], "recordings")
     figure, panels = panel_grid(name, title, shape, mark, shared="")
     for axes, quantity in zip(panels, quantities, strict=False):
         subtitle(axes, QUANTITIES[quantity][0])
@@ -209,19 +230,16 @@ def _grid(
     return figure, panels
 
 
-def _labels(recordings: Sequence[Recording], names: Sequence[str]) -> list[str]:
+def _labels(both: Sequence[Recorded], names: Sequence[str]) -> list[str]:
     """Return the names of recordings, each with its mark if its GPUs were simulated."""
-    pairs = zip(recordings, names, strict=True)
-    return [f"{name} (simulated)" if one.samples.simulated else name for one, name in pairs]
+    return [f"{name} (simulated)" if one.simulated else name for one, name in zip(both, names, strict=True)]
 
 
-def _known(one: Recording, quantity: str) -> Array:
-    """Return the known values of all GPUs, in the unit of its panel."""
-    values = one.samples.values[quantity] if quantity in one.samples.values else np.empty(0)
-    return values[~np.isnan(values)] / QUANTITIES[quantity][1]
+def _lanes(timeline: Timeline, quantity: str) -> list[Lane]:
+    return [one.lanes[quantity] for one in timeline.devices if quantity in one.lanes]
 
 
-def _over_devices(lanes: Sequence[Lane]) -> Lane:
+def _over(lanes: Sequence[Lane]) -> Lane:
     """Return the mean, the lowest and the highest of the devices that are known in each column."""
     means = np.ma.masked_invalid([lane.mean for lane in lanes])
     return Lane(*(each.filled(np.nan) for each in (means.mean(axis=0), means.min(axis=0), means.max(axis=0))))
