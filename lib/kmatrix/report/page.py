@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import decode
@@ -18,6 +19,7 @@ from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.report.colours import PALETTE, marks_of
+from kmatrix.report.gpu.pictures import METRICS
 from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.gpu.samples import QUANTITIES
 from kmatrix.report.gpu.timeline import banded, timeline_of
@@ -31,12 +33,11 @@ UPLOT = HERE / "vendor" / "uplot"
 # What JSON may not hold inside of a <script> element, and the line ends that JavaScript does not take for spaces.
 ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 PICTURES = ("loss_vs_steps.png", "final_loss_by_run.png")  # for readers without scripts
-X_AXES = ("step", "tokens", "seconds", "joules")
 MOST_CURVES = 24  # configurations with a curve: those with the lowest losses
 MOST_SEEDS = 100  # runs with a curve of their own
 MOST_TIMELINES = 24  # runs with timelines of their devices
-DIGITS = 5  # significant digits of a point of a curve
 LEAST_MAP = 3  # values of the longer axis of a map
+LEVELS = 6  # the strongest colour of a map
 
 
 def write_page(matrix: MatrixDir, results: Results) -> Path:
@@ -47,13 +48,12 @@ def write_page(matrix: MatrixDir, results: Results) -> Path:
 
 def render_page(matrix: MatrixDir, results: Results) -> str:
     """Return report.html."""
+    runs = {run.name: run for run in results.runs}
     marks = marks_of(results.configurations)
-    places = {one.name: place for place, one in enumerate(results.configurations)}
     data = {
-        "name": results.name,
         "axes": list(results.axes),
-        "groups": [_group(results, one, marks[one.name], place) for place, one in enumerate(results.configurations)],
-        "sweeps": [_sweep(results, name) for name in dict.fromkeys(one.axis for one in results.sweeps)],
+        "groups": [_group(runs, one, marks[one.name], place) for place, one in enumerate(results.configurations)],
+        "sweeps": _sweeps(results),
         "lanes": _lanes(matrix, results),
     }
     return _rendered(
@@ -62,10 +62,11 @@ def render_page(matrix: MatrixDir, results: Results) -> str:
         [_packaged(UPLOT / "uPlot.min.css"), _css()],
         r=results,
         known={one.name: one for one in results.configurations},
-        runs={run.name: run for run in results.runs},
-        marks=marks,
-        places=places,
-        maps=_maps(results),
+        runs=runs,
+        marks={name: f"k{colour}-d{dash}" for name, (colour, dash) in marks.items()},
+        places={one.name: place for place, one in enumerate(results.configurations)},
+        map=_map(results),
+        lanes=data["lanes"],
         pictures=[_picture(matrix.graphs / name) for name in PICTURES if (matrix.graphs / name).is_file()],
         data=_embedded(data),
         path=matrix.path,
@@ -93,31 +94,23 @@ def _rendered(template: str, scripts: Sequence[str], styles: Sequence[str], **va
 
     Hashes, not a nonce: a nonce in a file is known to everybody who can write into the file.
     """
-    from markupsafe import Markup
-
     hashes = [" ".join(map(_hash, texts)) or "'none'" for texts in (scripts, styles)]
-    policy = f"default-src 'none'; script-src {hashes[0]}; style-src {hashes[1]}; img-src data:; base-uri 'none'"
-    return (
-        environment(HTML)
-        .get_template(template)
-        .render(
-            **values,
-            policy=f"{policy}; form-action 'none'",
-            scripts=[Markup(text) for text in scripts],
-            styles=[Markup(text) for text in styles],
-        )
+    policy = (
+        f"default-src 'none'; script-src {hashes[0]}; style-src {hashes[1]}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
     )
+    texts = {"scripts": list(map(Markup, scripts)), "styles": list(map(Markup, styles))}
+    return environment(HTML).get_template(template).render(**values, policy=policy, **texts)
 
 
 def _css() -> str:
     colours = "".join(f"--k{place}:light-dark({light},{dark});" for place, (light, dark) in enumerate(PALETTE))
-    classes = "".join(f".k{place}{{--c:var(--k{place})}}" for place in range(len(PALETTE)))
+    classes = "".join(f"[class*=k{place}-d]{{--c:var(--k{place})}}" for place in range(len(PALETTE)))
     return f":root{{{colours}}}{classes}\n{_packaged(HERE / 'templates' / 'page.css')}"
 
 
 def _packaged(path: Path) -> str:
-    """Return the text of a packaged file as it will stand in the page: with line feeds only, so that its hash holds."""
-    return path.read_text(encoding="utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return path.read_text(encoding="utf-8")
 
 
 def _hash(content: str) -> str:
@@ -126,8 +119,6 @@ def _hash(content: str) -> str:
 
 def _embedded(value: object) -> Any:
     """Return JSON that cannot end the <script> element that holds it."""
-    from markupsafe import Markup
-
     return Markup(json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).translate(ESCAPES))
 
 
@@ -135,16 +126,17 @@ def _picture(path: Path) -> tuple[str, str]:
     return path.stem.replace("_", " "), f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-def _group(results: Results, one: Configuration, mark: tuple[int, int], place: int) -> dict[str, Any]:
+def _group(runs: dict[str, Run], one: Configuration, mark: tuple[int, int], place: int) -> dict[str, Any]:
     """Return what the scripts know of a configuration: mean curves over its seeds, and those of each."""
-    by_name = {run.name: run for run in results.runs}
-    runs = [by_name[name] for name in one.counted or one.runs]
+    shown = [runs[name] for name in one.counted or one.runs]
     found: dict[str, Any] = {"name": one.name, "colour": mark[0], "dash": mark[1], "axes": one.axes, "runs": one.runs}
+    if one.mean is not None and (place < MOST_CURVES or one.front):
+        cost = {name: _short(amount.mean) for name, amount in one.amounts.items()}
+        found |= {"mean": _short(one.mean), "cost": cost, "front": one.front}
     if place < MOST_CURVES:
-        for kind in ("val", "train"):
-            found[kind] = _columns(runs, kind)
-        if len(runs) > 1 and place * len(runs) < MOST_SEEDS:
-            found["seeds"] = [{"seed": run.seed, **_columns([run], "val")} for run in runs]
+        found |= {kind: _columns(shown, kind) for kind in ("val", "train")}
+        if len(shown) > 1 and place * len(shown) < MOST_SEEDS:
+            found["seeds"] = [{"seed": run.seed, **_columns([run], "val")} for run in shown]
     return found
 
 
@@ -153,86 +145,56 @@ def _columns(runs: Sequence[Run], kind: str) -> dict[str, list[float | None]]:
 
 
 def _short(value: float | None) -> float | None:
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.{DIGITS + 2}g}") if abs(value) < 100 else float(f"{value:.{DIGITS}g}")
+    """Return a value with six significant digits; None if it is unknown or not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def _sweep(results: Results, axis: str) -> dict[str, Any]:
-    """Return the losses over an axis, a line for each family of configurations that differ in it alone."""
+def _sweeps(results: Results) -> list[dict[str, Any]]:
+    """Return the losses over each axis, a line for each family of configurations that differ in it alone."""
     means = {one.name: one.mean for one in results.configurations}
-    lines = [
-        {"name": one.name or axis, "x": one.values, "y": [means[name] for name in one.configurations]}
-        for one in results.sweeps
-        if one.axis == axis
-    ]
-    return {"axis": axis, "lines": lines}
+    found: dict[str, list[Any]] = {}
+    for one in results.sweeps:
+        line = {"name": one.name or one.axis, "table": [one.values, [means[name] for name in one.configurations]]}
+        found.setdefault(one.axis, []).append(line)
+    return [{"axis": axis, "lines": lines} for axis, lines in found.items()]
 
 
-def _maps(results: Results) -> list[dict[str, Any]]:
-    """Return the mean losses over each pair of axes with several values, if all others have one."""
+def _map(results: Results) -> dict[str, Any] | None:
+    """Return the mean losses over the two axes with several values, if there are two, with the level of each colour."""
     ranked = [one for ranking in results.rankings[:1] for one in results.configurations if one.name in ranking.order]
-    varying = {
-        axis: sorted({one.axes[axis] for one in ranked if axis in one.axes}, key=_order)
-        for axis in dict.fromkeys(axis for one in ranked for axis in one.axes)
-    }
-    varying = {axis: values for axis, values in varying.items() if len(values) > 1}
-    if len(varying) != 2 or max(map(len, varying.values())) < LEAST_MAP:
-        return []
-    row, column = sorted(varying, key=lambda axis: len(varying[axis]))
-    cells = {(one.axes.get(row), one.axes.get(column)): one for one in ranked}
-    losses = [one.mean for one in ranked if one.mean is not None]
-    low, high = min(losses), float(np.median(losses)) or min(losses)
-
-    def level(mean: float) -> int:
-        return round(6 * (1 - min(1.0, (mean - low) / (2 * (high - low) or 1.0))))
-
-    rows = [
-        (
-            value,
-            [
-                (one, level(one.mean or 0.0)) if (one := cells.get((value, other))) else None
-                for other in varying[column]
-            ],
-        )
-        for value in varying[row]
-    ]
-    return [
-        {
-            "row": row,
-            "column": column,
-            "columns": varying[column],
-            "rows": rows,
-            "best": min(ranked, key=lambda one: one.mean or 0.0).name,
-        }
-    ]
-
-
-def _order(value: str) -> tuple[float, str]:
-    try:
-        return float(value), value
-    except ValueError:
-        return math.inf, value
+    ran = {axis: {one.axes.get(axis, "") for one in ranked} for axis in results.axes}
+    values = {axis: [value for value in results.axes[axis] if value in ran[axis]] for axis in ran}
+    axes = sorted((axis for axis in values if len(values[axis]) > 1), key=lambda axis: len(values[axis]))
+    if len(axes) != 2 or len(values[axes[1]]) < LEAST_MAP:
+        return None
+    means = [one.mean or 0.0 for one in ranked]
+    best = min(means)
+    room = 2 * (float(np.median(means)) - best) or 1.0
+    levels = [round(LEVELS * (1 - min(1.0, (mean - best) / room))) for mean in means]
+    places = [tuple(one.axes.get(axis, "") for axis in axes) for one in ranked]
+    cells = dict(zip(places, zip(ranked, levels, strict=True), strict=True))
+    return {"axes": axes, "rows": values[axes[0]], "columns": values[axes[1]], "cells": cells, "best": best}
 
 
 def _lanes(matrix: MatrixDir, results: Results) -> list[dict[str, Any]]:
     """Return the devices of some runs over time: of the first recorded run of each configuration."""
     found: list[dict[str, Any]] = []
-    seen: set[str] = set()
+    first: dict[str, Run] = {}
     for run in results.runs:
-        if run.gpu is None or run.configuration in seen or len(found) == MOST_TIMELINES:
-            continue
-        seen.add(run.configuration)
+        if run.gpu is not None:
+            first.setdefault(run.configuration, run)
+    for run in list(first.values())[:MOST_TIMELINES]:
         recordings = recordings_of(matrix.run(run.name), cpu=run.device == "cpu")
-        if timeline := timeline_of(recordings, QUANTITIES, running=run.status is Status.RUNNING):
-            lines = {
-                quantity: [
-                    {"name": one.label, "values": list(map(_short, one.lanes[quantity].mean))}
-                    for one in banded(timeline, quantity)
-                ]
-                for quantity in QUANTITIES
-            }
-            seconds = list(map(_short, timeline.centres))
-            mark = " (simulated)" if run.gpu.simulated else ""
-            found.append({"run": f"{run.name}{mark}", "seconds": seconds, "quantities": lines})
+        timeline = timeline_of(recordings, QUANTITIES, running=run.status is Status.RUNNING)
+        if timeline is None:
+            continue
+        lines = {
+            f"{word.replace('_', ' ')}, {unit}": [
+                {"name": one.label, "values": list(map(_short, one.lanes[quantity].mean))}
+                for one in banded(timeline, quantity)
+            ]
+            for quantity, (word, unit) in METRICS.items()
+        }
+        name = f"{run.name} (simulated)" if run.gpu and run.gpu.simulated else run.name
+        found.append({"run": name, "seconds": list(map(_short, timeline.centres)), "quantities": lines})
     return found

@@ -317,5 +317,5 @@ def axis_limit(losses: Sequence[float]) -> float:
     """Return the highest loss on an axis: what is far off does not make all others look equal."""
     ordered = sorted(losses)
     middle = ordered[len(ordered) // 2]
-    limit = middle + 8 * max(middle - ordered[0], 1e-9)
+    limit = middle + (8 if len(ordered) > 3 else 20) * max(middle - ordered[0], 1e-9)
     return max(loss for loss in ordered if loss <= limit)

@@ -270,11 +270,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "tail": lambda lines: printable("\n".join(lines)).splitlines(),
     "when": _when,
     # Of the page.
-    "amount_of": lambda one, name: one.amounts[name].mean,
     "gap_span": _gap_span,
     "half": wording.half,
-    "having": lambda found, name: [one for one in found if name in one.amounts],
-    "limit": axis_limit,
     "losses": lambda names, runs, measure: [getattr(runs[name], measure) for name in names],
     "of": lambda pairs, name: next((pair.mirrored() for pair in pairs if pair.b == name), None),
     "outcome": wording.outcome,
