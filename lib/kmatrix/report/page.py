@@ -19,7 +19,7 @@ from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.report.colours import PALETTE, marks_of
-from kmatrix.report.gpu.pictures import METRICS
+from kmatrix.report.gpu.graphs import METRICS
 from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.gpu.samples import QUANTITIES
 from kmatrix.report.gpu.timeline import banded, timeline_of
