@@ -226,7 +226,7 @@ def _by_seed(metric: str, runs: Sequence[Run]) -> dict[int, float]:
     for place, run in enumerate(runs):
         value = value_of(run, metric) if run.counts else math.inf if run.diverged and metric in LOSSES else None
         if value is not None:
-            found[place if run.seed is None else run.seed] = value
+            found[-1 - place if run.seed is None or run.seed in found else run.seed] = value  # none replaces another
     return found
 
 
