@@ -205,6 +205,19 @@ def test_a_recording_that_covers_too_little_of_a_run_without_phases_has_no_energ
     assert "J/token unknown: 59.0s of 2m00s of the run were recorded" in partial.notes
 
 
+@pytest.mark.parametrize(
+    ("seconds", "hz", "joules"), [((0,), None, None), ((3, 2, 1), None, None), ((0, 10, 9, 8, 7), 0.1, 1000.0)]
+)
+def test_a_recording_without_time_has_no_energy(tmp_path, seconds, hz, joules):
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    rows = [{"timestamp": f"2025-01-02T03:04:{second:02}", "power": 100.0} for second in seconds]
+    run.gpu_stats.write_text(json.dumps(rows))
+    gpu = measured(run)
+    assert (gpu.samples, gpu.hz_reached, gpu.totals.joules) == (len(seconds), hz, joules)
+    assert not any("energy is unknown" in note for note in gpu.notes)
+
+
 # ---- attempts on other devices, and nodes ------------------------------------------------------------------------
 
 

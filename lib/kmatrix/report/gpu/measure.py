@@ -167,14 +167,14 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
     devices, trained, lost = _devices(current, entries, lost_now(events), mine[-1].host)
     notes += lost
     seconds = [part.seconds([(0.0, math.inf)]) for part in parts]
-    has_time = any(len(part.samples) > 1 for part in parts)
+    has_time = any(part.samples.usual_s for part in parts)
     times, energies, missing = _phases(parts, attempts) if attempts else ({}, {}, [])
     devices, xid_notes = with_xids(devices, events)
     return _Node(
         devices=devices,
         trained=trained if attempts and any(one.memory_used or one.utilization for one in trained) else None,
         samples=sum(len(part.samples) for part in parts),
-        hz=1 / float(np.median(np.diff(last.time))) if len(last) > 1 and last.time[-1] else None,
+        hz=1 / last.usual_s if last.usual_s else None,
         seconds=math.fsum(seconds) if has_time else None,
         joules=complete_sum([_known(part.steps.sum()) for part in parts]) if has_time else None,
         peak=max((peak for part in parts if (peak := _peak(part.samples)) is not None), default=None),
@@ -246,6 +246,7 @@ def _devices(
     last = parts[-1].samples
     is_cpu = last.device_type == CPU
     may_be_lost = not is_cpu and last.shows_losses
+    has_time = any(part.samples.usual_s for part in parts)
     count = len(last.devices)
     whole: list[dict[str, Any]] = [{} for _ in range(count)]
     trained: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -280,7 +281,7 @@ def _devices(
             lost_s=lost_s,
             memory_total=facts.memory_total,
             capacity=None if is_cpu else facts.memory_total,
-            joules=joules[at] if any(len(part.samples) > 1 for part in parts) else None,
+            joules=joules[at] if has_time else None,
             **facts_of_entry(entries.get((facts.index, facts.uuid))),
             **whole[at],
         )
@@ -288,7 +289,7 @@ def _devices(
         if is_lost and lost_at is None:
             unknown = "its energy and mean power are" if device.joules is None else "its mean power is"
             notes.append(f"{label} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest")
-        elif device.joules is None and device.power and device.power.count > 1 and not is_lost and may_be_lost:
+        elif has_time and device.joules is None and device.power and not is_lost and may_be_lost:
             notes.append(f"{label} {NO_POWER} {last.gap_s:g} s: its energy is unknown")
         if is_lost:
             device = replaced(device, power=None)

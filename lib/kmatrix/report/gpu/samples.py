@@ -95,13 +95,18 @@ class Samples:
         return len(self.time)
 
     @cached_property
+    def usual_s(self) -> float:
+        """The usual time (s) between two samples; 0 for one sample."""
+        steps = np.diff(self.time)
+        return float(np.median(steps[steps > 0])) if self.time[-1] else 0.0
+
+    @property
     def gap_s(self) -> float:
         """The longest time (s) between two samples in which everything went on as usual; a longer one is a gap.
 
         Twice the usual time between two samples, but from 2 to 60 s.
         """
-        usual = float(np.median(np.diff(self.time))) if len(self) > 1 else 0.0
-        return min(max(SHORTEST_GAP_S, 2 * usual), LONGEST_GAP_S)
+        return min(max(SHORTEST_GAP_S, 2 * self.usual_s), LONGEST_GAP_S)
 
     def at(self, wall: float, monotonic: float | None = None) -> float:
         """Return the time (s since the first sample) at which both clocks had these readings, also outside of it.
