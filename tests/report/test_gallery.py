@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from html_reader import Element, read_html
+from html_reader import read_html, text_of
 from kmatrix.records.decode import replaced
 from kmatrix.records.matrix import Plan
 from kmatrix.report.analyse import analyse
@@ -36,9 +36,9 @@ def report(matrix):
     return matrix
 
 
-def cards(folder, matrices) -> list[Element]:
+def cards(folder, matrices):
     page = write_gallery(folder, matrices)
-    return read_html(page.read_text(encoding="utf-8")).one("main").all("section")
+    return read_html(page.read_text(encoding="utf-8")).findall(".//section")
 
 
 def test_each_matrix_has_its_verdict_and_a_link_to_its_page(tmp_path):
@@ -46,12 +46,12 @@ def test_each_matrix_has_its_verdict_and_a_link_to_its_page(tmp_path):
     single = make_matrix(tmp_path, [FakeRun()], name=NAMES[1])
     write_summary(single, analyse(single))
     first, second = cards(tmp_path, [decided, single])
-    assert first.one("h2").text == "muon beats adamw by 0.1013 ± 0.0076 nats/token"
-    (link,) = first.all("a")
-    assert (tmp_path / unquote(link.attributes["href"])).resolve() == decided.page
-    facts = dict(zip([one.text for one in first.all("dt")], [one.text for one in first.all("dd")], strict=True))
+    assert text_of(first.find(".//h2")) == "muon beats adamw by 0.1013 ± 0.0076 nats/token"
+    (link,) = first.iter("a")
+    assert (tmp_path / unquote(link.get("href"))).resolve() == decided.page
+    facts = dict(zip(map(text_of, first.iter("dt")), map(text_of, first.iter("dd")), strict=True))
     assert facts["finished"] == "6"
-    assert second.all("a") == []  # it has no page yet
+    assert second.find(".//a") is None  # it has no page yet
 
 
 def test_a_matrix_without_readable_results_is_shown_with_its_error(tmp_path):
@@ -59,9 +59,9 @@ def test_a_matrix_without_readable_results_is_shown_with_its_error(tmp_path):
     newer, never = (make_matrix(tmp_path, [FakeRun()], name=name) for name in NAMES[1:3])
     report(newer).results.write_text('{"schema": 99}')
     first, second, third = cards(tmp_path, [never, newer, good])
-    assert "results.json is missing" in first.text
-    assert "results.json has schema 99" in second.text
-    assert third.one("h2").text.startswith("muon beats adamw")
+    assert "results.json is missing" in text_of(first)
+    assert "results.json has schema 99" in text_of(second)
+    assert text_of(third.find(".//h2")).startswith("muon beats adamw")
 
 
 def test_text_of_users_is_text_and_nothing_is_loaded(tmp_path):
@@ -69,7 +69,7 @@ def test_text_of_users_is_text_and_nothing_is_loaded(tmp_path):
     html = write_gallery(tmp_path, [report(make_matrix(tmp_path, runs, name=NAMES[0]))]).read_text(encoding="utf-8")
     assert "<img" not in html
     assert "<script" not in html
-    (policy,) = [one.attributes["content"] for one in read_html(html).all("meta") if "http-equiv" in one.attributes]
+    (policy,) = [one.get("content") for one in read_html(html).iter("meta") if "http-equiv" in one.attrib]
     assert policy.startswith("default-src 'none'; script-src 'none'; style-src 'sha256-")
     (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in policy

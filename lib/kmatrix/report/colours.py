@@ -12,8 +12,8 @@ from kmatrix.report.results import Configuration
 
 # On white and on black paper.
 PALETTE = (
-    *(("#0a4a96", "#78a6ee"), ("#bf4f26", "#f0784f"), ("#1b8f66", "#9fe8b8"), ("#8f5aea", "#8371ea")),
-    *(("#b88406", "#f2cb45"), ("#de2f92", "#c866a6"), ("#22262c", "#eef0f5"), ("#1797bb", "#5fcbdc")),
+    *(("#0a4a96", "#78a6ee"), ("#bf4f26", "#f0784f"), ("#117c56", "#9fe8b8"), ("#8f5aea", "#8371ea")),
+    *(("#b88406", "#f2cb45"), ("#de2f92", "#c866a6"), ("#22262c", "#eef0f5"), ("#1f9adf", "#5fcbdc")),
 )
 DASHES = 4
 OPTIMIZERS = {

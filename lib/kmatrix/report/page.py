@@ -30,8 +30,7 @@ from kmatrix.report.write import written
 
 HERE = Path(__file__).resolve().parent
 UPLOT = HERE / "vendor" / "uplot"
-# What JSON may not hold inside of a <script> element, and the line ends that JavaScript does not take for spaces.
-ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # in JSON inside of a <script> element
 PICTURES = ("loss_vs_steps.png", "final_loss_by_run.png")  # for readers without scripts
 MOST_CURVES = 24  # configurations with a curve: those with the lowest losses
 MOST_SEEDS = 100  # runs with a curve of their own
@@ -119,7 +118,7 @@ def _hash(content: str) -> str:
 
 def _embedded(value: object) -> Any:
     """Return JSON that cannot end the <script> element that holds it."""
-    return Markup(json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).translate(ESCAPES))
+    return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).translate(ESCAPES))
 
 
 def _picture(path: Path) -> tuple[str, str]:

@@ -95,6 +95,7 @@ def environment(kind: str) -> Environment:
         loader=FileSystemLoader(TEMPLATES),
         autoescape=kind == HTML,
         undefined=StrictUndefined,
+        finalize=_without_controls if kind == HTML else None,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
@@ -102,6 +103,11 @@ def environment(kind: str) -> Environment:
     found.globals.update(tables=tables, wording=wording, gap=GAP, about=_about, core_noise=CORE_NOISE)
     found.filters.update(FILTERS, **OWN_FILTERS[kind])
     return found
+
+
+def _without_controls(value: object) -> object:
+    """Return what a page prints; what is markup already is the page's own."""
+    return printable(value) if type(value) is str else value
 
 
 def quoted(text: object, most: int = MOST_NAME) -> str:
