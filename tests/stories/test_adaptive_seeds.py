@@ -40,13 +40,13 @@ def test_a_clear_difference_stops_early_and_a_reused_seed_changes_nothing(story)
     second, printed = story.matrix(CLEAR, *ADAPTIVE, "REUSE=y")
     assert printed.count("reused from") == 6
     assert story.starts(second) == []
-    assert ranking_of(second)["comparisons"] == ranking_of(matrix)["comparisons"]
+    assert ranking_of(second)["pairs"] == ranking_of(matrix)["pairs"]
 
 
 def test_kills_of_the_runner_change_neither_the_seeds_nor_the_verdict_of_a_tie(story):
     words = (*ADAPTIVE, "MATRIX_MIN_DIFFERENCE=0.01", "REUSE=n")
     calm, _ = story.matrix(TIE, *words)
-    assert "are equivalent within 0.01 nats/token" in summary_of(calm)
+    assert "equivalent to it within 0.01 nats/token" in summary_of(calm)
     assert ranking_of(calm)["seeds_auto"]["rounds"] == [3, 4, 5]
 
     starts = len(story.starts(calm))
@@ -62,7 +62,7 @@ def test_kills_of_the_runner_change_neither_the_seeds_nor_the_verdict_of_a_tie(s
         command = story.start("continue", f"TARGET={matrix.path}")
     story.let_go()
     assert command.wait() == 0
-    assert ranking_of(matrix)["comparisons"] == ranking_of(calm)["comparisons"]
+    assert ranking_of(matrix)["pairs"] == ranking_of(calm)["pairs"]
     # No attempt follows one that finished, and only wanted seeds ran.
     finished = {run.name: load_json(run.result)["attempt"] for run in matrix.runs() if run.result.exists()}
     assert all(attempt <= finished[run] for run, attempt in story.starts(matrix))

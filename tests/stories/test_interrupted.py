@@ -227,7 +227,7 @@ def test_values_of_an_axis_are_added_and_the_runs_of_the_matrix_stay(program, da
     assert {name: tree(path / name) for name in before} == before
     # The runs from before the axis are seeds of the configuration that they are.
     program.check("summary", f"TARGET={path}")
-    groups = read_json(path / "results.json")["groups"]
+    groups = read_json(path / "results.json")["configurations"]
     assert {(group["axes"]["optimizer"], group["axes"]["gradclip"]): group["seeds"] for group in groups} == {
         (optimizer, clip): [1, 2] for optimizer in ("adamw", "muon") for clip in ("1.0", "0.5")
     }
