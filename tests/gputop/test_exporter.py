@@ -117,6 +117,14 @@ def test_throttled_time_adds_up_while_a_reason_is_active():
     assert value(parsed(text_of(*changing)), "kmatrix_gpu_throttled_seconds_total", reason="power cap") == 5
 
 
+def test_throttled_time_is_that_of_a_clock_that_nobody_sets():
+    samples = [sample(T0), sample(T0 + 3602), sample(T0 + 3)]
+    monotonic = [
+        replace(one, snapshot=replace(one.snapshot, monotonic=at)) for one, at in zip(samples, (7, 9, 10), strict=True)
+    ]
+    assert value(parsed(text_of(*monotonic)), "kmatrix_gpu_throttled_seconds_total", reason="power cap") == 3
+
+
 def test_counters_never_fall_when_the_clock_is_set_back_or_the_driver_is_reloaded():
     reloaded = gpu_sample(0, extra=(("xids", 0),))
     found = parsed(text_of(sample(T0), sample(T0 + 2), sample(T0 - 100), sample(T0 - 99, gpus=(reloaded,))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from dataclasses import replace
 
 from kmatrix.gpu.devices import WIDTH, DeviceLimits, snapshot
 from kmatrix.gpu.formats.samples import Snapshot
@@ -80,7 +81,7 @@ class GPUMonitor:
         devices, extra = source.devices, self._poller.latest if self._poller else ()
         ranks = {row.gpu_index: row for row in reversed(self._processes) if row.run}
         return ScreenSample(
-            snapshot=snapshot(devices, self._values, self._limits, time.time(), extra),
+            snapshot=replace(snapshot(devices, self._values, self._limits, time.time(), extra), monotonic=now),
             throttle={
                 device.gpu_index: tuple(sorted(slow.throttled))
                 for position, (device, slow) in enumerate(zip(devices, self._limits, strict=True))

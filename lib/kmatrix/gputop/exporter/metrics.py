@@ -101,7 +101,7 @@ class GpuCollector(Collector):
         self._taken = 0
         self._throttled: dict[int, ThrottledTime] = {}  # GPU index -> throttled time
         self._xids: dict[int, int] = {}  # GPU index -> number of XID errors
-        self._before: float | None = None  # Unix s of the sample before
+        self._before: float | None = None  # time of the sample before, monotonic s if it is known
 
     def ingest(self, sample: ScreenSample) -> None:
         """Replace the newest sample, and count what adds up over time."""
@@ -109,15 +109,16 @@ class GpuCollector(Collector):
         if any(gpu.is_known and gpu.gpu_index not in self._facts for gpu in sample.snapshot.samples):
             found = {index: facts for index, facts in self._read_facts().items() if facts != DeviceFacts()}
             self._facts = self._facts | found
-        seconds = 0.0 if self._before is None else max(0.0, sample.snapshot.time - self._before)
+        now = sample.snapshot.monotonic or sample.snapshot.time  # somebody may set the clock
+        seconds = 0.0 if self._before is None else max(0.0, now - self._before)
         for gpu in sample.snapshot.samples:
             throttled = self._throttled.setdefault(gpu.gpu_index, ThrottledTime())
             throttled.add(sample.throttle.get(gpu.gpu_index) or (), seconds)
-            now = int(dict(gpu.extra).get("xids", 0))
-            self._xids[gpu.gpu_index] = max(now, self._xids.get(gpu.gpu_index, 0))
+            xids = int(dict(gpu.extra).get("xids", 0))
+            self._xids[gpu.gpu_index] = max(xids, self._xids.get(gpu.gpu_index, 0))
         self._taken += 1
         # Replaced as a whole, and last: a scrape in another thread sees the old sample or the new one.
-        self._before, self._sample = sample.snapshot.time, sample
+        self._before, self._sample = now, sample
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the newest sample."""
