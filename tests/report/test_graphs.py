@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from itertools import combinations
 
 import pytest
 
+from colour_vision import VISION, distance
 from kmatrix.report.analyse import analyse
-from kmatrix.report.colours import PALETTE, colour_of
+from kmatrix.report.colours import PALETTE, colour_of, marks_of
 from kmatrix.report.figure import draw_jobs
 from kmatrix.report.graphs import draw, mean_curve
 from kmatrix.report.write import draw_graphs
@@ -115,3 +117,19 @@ def test_an_optimizer_has_its_colour_in_every_matrix():
     names = ("adamw", "muon", "sgd", "adam", "adafactor", "lion", "soap")
     assert len({colour_of(name) for name in names}) == len(names)
     assert colour_of("a new one") == colour_of("a new one") < len(PALETTE)
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_its_colours_differ_for_all_readers_on_white_and_on_black(vision):
+    for paper in zip(*PALETTE, strict=True):
+        assert min(distance(*pair, vision) for pair in combinations(paper, 2)) > 10
+
+
+@pytest.mark.parametrize("optimizers", [("muon",), ("muon", "lion", "adamwadv")])
+def test_configurations_have_their_own_marks_the_first_in_the_colour_of_its_optimizer(tmp_path, optimizers):
+    runs = [FakeRun(optimizer=name, axes={"lr": f"{lr}e-3"}) for lr in range(4) for name in optimizers]
+    found = marks_of(analyse(make_matrix(tmp_path, runs)).configurations)
+    assert len({colour for colour, _ in found.values()}) == (4 if len(optimizers) == 1 else 2)  # lion, adamwadv: one
+    assert found["muon, lr 0e-3"] == (colour_of("muon"), 0)
+    muons = [mark for name, mark in found.items() if name.startswith("muon")]
+    assert len(set(muons)) == 4

@@ -38,8 +38,9 @@ def marks_of(configurations: Sequence[Configuration]) -> dict[str, tuple[int, in
     used: dict[int, int] = {}
     found = {}
     for place, one in enumerate(configurations):
-        # One optimizer: its configurations differ in something else, and have all colours.
-        colour = colour_of(one.axes.get("optimizer", "")) if len(optimizers) > 1 else place % len(PALETTE)
+        colour = colour_of(one.axes.get("optimizer", ""))
+        if len(optimizers) < 2:  # its configurations differ in something else, and have all colours, its own first
+            colour = (colour + place) % len(PALETTE)
         found[one.name] = colour, used.get(colour, 0) % DASHES
         used[colour] = used.get(colour, 0) + 1
     return found
