@@ -248,7 +248,16 @@ def make_command(target: str, matrix: Path | None = None, /, **arguments: str) -
     "make status TARGET='/my results/test_matrix_results_1' JSON=1"
     """
     words = arguments if matrix is None else {"TARGET": shown(matrix), **arguments}
-    return " ".join(["make", target, *(f"{name}={shlex.quote(text)}" for name, text in words.items())])
+    return " ".join(["make", target, *(assignment(name, text) for name, text in words.items())])
+
+
+def assignment(name: str, text: str) -> str:
+    """Return NAME=value with quotes where a shell needs them.
+
+    >>> assignment("PROMPT", "a b; touch c"), assignment("SEED", "1,2")
+    ("PROMPT='a b; touch c'", 'SEED=1,2')
+    """
+    return f"{name}={shlex.quote(text)}"
 
 
 class Column(NamedTuple):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from kmatrix.errors import RecordError
 from kmatrix.records import attempts
+from kmatrix.records.decode import replaced
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import find_matrix
 from kmatrix.records.runs import Status
 from kmatrix.report.analyse import analyse
+from kmatrix.report.write import summary
 from kmatrix.verdict.family import NoMoreSeeds, PairOutcome
 from records_factory import CREATED, DATA, FakeRun, edit_attempt, make_matrix, runs_with_seeds
 
@@ -64,6 +67,22 @@ def test_the_time_of_a_matrix_is_without_the_pauses_between_attempts(tmp_path):
     assert (numbers.took_s, numbers.paused_s) == (450, 3550)
 
 
+@pytest.mark.parametrize(
+    ("begins", "ends"),
+    [
+        (10, 10 + 60 + 3600),  # the clock was set forward by an hour while it ran
+        (10, 10 + 60 - 3600),  # back
+        (10 - 3600, 10 - 3600 + 60),  # back before it began
+    ],
+)
+def test_the_time_of_a_matrix_is_unknown_if_somebody_set_the_clock(tmp_path, begins, ends):
+    matrix = make_matrix(tmp_path, [FakeRun(seconds=60.0)])
+    edit_attempt(*matrix.runs(), started=CREATED + begins, end={"at": CREATED + ends})
+    results = analyse(matrix)
+    assert (results.took_s, results.paused_s, results.runs[0].wall_s) == (None, None, 60.0)
+    assert "took" not in summary(results)
+
+
 def test_an_incomplete_last_line_is_ignored(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(status="running", stop_at=50)])
     metrics = matrix.run("gpt2_adamw_1cpu").metrics
@@ -105,6 +124,15 @@ def test_a_planned_run_without_a_folder_is_counted(tmp_path):
     ]
     assert numbers.runs[1].optimizer == "muon"
     assert any("incomplete matrix" in warning for warning in numbers.warnings)
+
+
+def test_a_copy_of_a_run_is_named_and_in_no_number(tmp_path):
+    matrix = make_matrix(tmp_path, runs_with_seeds(2, [3.1, 3.2]))
+    before = analyse(matrix)
+    shutil.copytree(matrix.runs()[0].path, matrix.path / "copy")
+    after = analyse(matrix)
+    assert after.warnings == ("not in matrix.json, and in no number: copy", *before.warnings)
+    assert replaced(after, warnings=before.warnings) == before
 
 
 def test_a_matrix_is_what_its_runs_are(tmp_path):
@@ -275,6 +303,9 @@ def test_an_open_comparison_has_the_spent_budget_of_its_matrix_as_its_reason(tmp
     (pair,) = analyse(matrix).rankings[0].pairs
     assert pair.outcome is PairOutcome.OPEN
     assert (pair.no_more is NoMoreSeeds.BUDGET) is spent
+    for run in matrix.runs()[:2]:  # the budget is that of the matrix, whatever became of its first runs
+        run.run_json.write_text("{")
+    assert analyse(matrix).rankings[0].pairs == (pair,)
 
 
 def test_results_that_no_round_of_adaptive_seeds_asked_for_are_in_no_mean(tmp_path):

@@ -8,6 +8,7 @@ from kmatrix.errors import RecordError
 from kmatrix.records.files import append_jsonl, read_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analyse import analyse
+from kmatrix.report.page import write_page
 from kmatrix.report.write import write_summary
 from kmatrix.text import WIDTH
 from records_factory import FakeRun, edit_attempt, make_matrix, runs_with_seeds
@@ -85,13 +86,18 @@ def test_a_second_report_has_the_same_text_and_needs_no_earlier_report(tmp_path)
     assert (matrix.results.read_bytes(), matrix.all_results.read_bytes()) == results
 
 
-def test_a_report_changes_no_file_of_a_run(tmp_path):
+def test_a_report_changes_no_file_of_a_run_and_reads_none_but_for_its_results(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="sgd", status="failed", stop_at=20, result=False)])
     before = {path: path.read_bytes() for path in matrix.path.rglob("*") if path.is_file()}
-    summary_of(matrix)
+    results = analyse(matrix)
+    matrix.matrix_json.rename(tmp_path / "elsewhere")  # reports are made of the results alone
+    write_summary(matrix, results)
+    write_page(matrix, results)
+    (tmp_path / "elsewhere").rename(matrix.matrix_json)
     assert {path: path.read_bytes() for path in before} == before
     assert {path.name for path in matrix.path.iterdir() if path.is_file() and path not in before} == {
         "summary_report.txt",
+        "report.html",
         "results.json",
         "all_results.json",
         "report.md",

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from markdown_it import MarkdownIt
 
+from html_reader import read_html
+from kmatrix.cli.commands import parse
+from kmatrix.records.files import read_json, write_json
+from kmatrix.records.paths import find_matrix
 from kmatrix.records.runs import Status
 from kmatrix.report.analyse import analyse
+from kmatrix.report.page import render_page
 from kmatrix.report.render import escaped, markdown_table, quoted
 from kmatrix.report.tables import Table
 from kmatrix.report.write import ending, junit, markdown, results_csv, summary, write_summary
@@ -161,6 +168,46 @@ def test_hostile_text_on_a_terminal_is_text_on_its_own_line(tmp_path, shown):
     assert lines.count("Verdict") <= 1
     assert max(map(len, lines)) < 400
     assert "sgd" in text
+
+
+PROMPT = """a b; touch x "c" 'd' $(date)"""
+
+
+def test_the_command_of_a_matrix_is_quoted_for_a_shell_in_each_format(tmp_path, monkeypatch):
+    _, arguments = parse("test-matrix", [f"SAMPLE_PROMPT={PROMPT}", "SEED=1,2", "DETACH=1"])
+    words = ["make", "test-matrix", "DETACH=1", f"SAMPLE_PROMPT={PROMPT}", "SEED=1,2"]
+    assert shlex.split(arguments.command) == words
+    matrix = make_matrix(tmp_path, [FakeRun()])
+    plan = {**read_json(matrix.matrix_json), "command": arguments.command, "overrides": arguments.words}
+    write_json(matrix.matrix_json, plan)
+    results = analyse(matrix)
+    assert (shlex.split(results.command), shlex.split(" ".join(results.overrides))) == (words, words[3:])
+    assert f"Command   {arguments.command}\n" in summary(results)
+    assert text_of(rendered(markdown(matrix, results))).count(arguments.command) == 1
+    codes = [code.text for code in read_html(render_page(matrix, results)).all("code")]
+    assert arguments.command in codes
+
+
+def test_printed_commands_find_a_matrix_that_is_anywhere(tmp_path, monkeypatch):
+    (there := tmp_path / "my results").mkdir()
+    (here := tmp_path / "elsewhere").mkdir()
+    matrix = make_matrix(there, [FakeRun(), FakeRun(optimizer="muon")])
+    monkeypatch.chdir(here)
+    results = analyse(matrix)
+    page = "\n".join(code.text for code in read_html(render_page(matrix, results)).all("code"))
+    texts = summary(results), text_of(rendered(markdown(matrix, results))), page
+    found = [
+        word.partition("=")
+        for text in texts
+        for line in text.splitlines()
+        if line.strip().startswith("make ")
+        for word in shlex.split(line)
+    ]
+    places = [(name, Path(value)) for name, _, value in found if name in ("TARGET", "RUN")]
+    assert {name for name, _ in places} == {"TARGET", "RUN"}
+    for name, path in places:
+        assert find_matrix(here, str(path.parent if name == "RUN" else path)).path == matrix.path.resolve()
+        assert name == "TARGET" or path.is_dir()
 
 
 def test_the_files_are_written_with_the_summary(tmp_path):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kmatrix import ROOT
 from kmatrix.errors import ConfigError
 from kmatrix.redaction.forms import is_key_name
+from kmatrix.text import make_command
 
 WIDTH, HELP_COLUMN = 110, 24  # columns of the help text
 # Read by the Makefile or by make itself; allowed on any make command line.
@@ -116,9 +117,8 @@ class Arguments(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The whole command as typed, for the records of a matrix."""
-        own = [f"{name}={text}" for name, text in self.values.items()]
-        return " ".join(["kmatrix", self.target, *own, *self.words])
+        """The whole command, quoted for a shell, for the records of a matrix."""
+        return make_command(self.target, None, **self.values, **self.assignments)
 
 
 GROUPS: Mapping[str, Mapping[str, Command]] = {

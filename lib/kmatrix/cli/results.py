@@ -92,7 +92,7 @@ def compare(arguments: Arguments) -> int:
             raise ConfigError(
                 "FAIL_ON=worse: no final loss could be tested",
                 why=f"{names}: a test needs two finished runs on both sides, on the same data",
-                hint="train further seeds with `make add SEED=`",
+                hint="add further seeds to both matrices (`make add TARGET=<matrix> SEED=<seeds>`)",
             )
         print(f"FAIL_ON=worse: not tested: {names}", file=sys.stderr)
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import replaced
@@ -23,6 +23,7 @@ from kmatrix.status.cost import spent, total_dollars
 from kmatrix.status.fold import overall
 from kmatrix.status.look import Look, look
 from kmatrix.status.wanted import GPUS_AXIS, adaptive_seeds, end_of, families_of_plan, has_adaptive_seeds
+from kmatrix.text import assignment, first_names
 
 PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
 CLOCK_S, CLOCK_SHARE = 5.0, 0.01  # wall and monotonic time of an attempt differ by more: somebody set the clock
@@ -79,7 +80,7 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
         took_s=None if is_running else took_s,
         paused_s=None if is_running else paused_s,
         command=plan.command,
-        overrides=plan.overrides,
+        overrides=tuple(assignment(*word.split("=", 1)) for word in plan.overrides),
         equal=plan.equal,
         axes=plan.axes,
         cuts=plan.excluded,
@@ -93,7 +94,7 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
         sweeps=tuple(_sweeps(configurations, rankings)),
         settings=settings,
         differing=differing(list(configurations.values()), files, fields),
-        warnings=(*run_warnings(runs), *tuning_warnings(settings)),
+        warnings=(*_others(matrix, files), *run_warnings(runs), *tuning_warnings(settings)),
         provenance=plan.provenance,
         runs=tuple(runs),
     )
@@ -114,6 +115,13 @@ def _with_shared_means(
     return {name: known[name] for name in dict.fromkeys([*order, *known])}
 
 
+def _others(matrix: MatrixDir, runs: Collection[str]) -> Iterator[str]:
+    """Yield a warning about folders of runs that are not runs of a matrix, such as copies."""
+    folders = sorted(path.parent.name for path in matrix.path.glob("*/run.json"))
+    if others := [name for name in folders if name not in runs]:
+        yield f"not in matrix.json, and in no number: {first_names(others)}"
+
+
 def _counts(runs: Sequence[Run]) -> dict[str, int]:
     """Return status -> runs, as a reader sees them: runs in reserve are not planned ones."""
     needed = Counter(run.status for run in runs if not run.reserve)
@@ -125,8 +133,8 @@ def _counts(runs: Sequence[Run]) -> dict[str, int]:
 def _times(seen: Look) -> tuple[float | None, float | None]:
     """Return the seconds that a matrix took from its creation, without pauses, and those of its pauses.
 
-    Unknown if no attempt has ended, or if the clock was set while one ran: its times do not tell how long the others
-    waited.
+    Unknown if no attempt has ended, or if the clock was set while one ran, or before one began: then their times do
+    not tell how long the others waited.
     """
     spans = []
     for attempt in (attempt for state in seen.states.values() for attempt in state.attempts):
@@ -137,7 +145,7 @@ def _times(seen: Look) -> tuple[float | None, float | None]:
             return None, None
         spans.append((attempt.started, attempt.started + seconds))
     active = seen.plan.created
-    if active is None or not spans:
+    if active is None or not spans or min(spans)[0] < active - CLOCK_S:
         return None, None
     took = paused = 0.0
     for begin, until in sorted(spans):

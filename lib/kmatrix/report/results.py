@@ -308,7 +308,7 @@ class Results(Record, frozen=True, kw_only=True):
     took_s: Annotated[float | None, Meta(description="sum of the times in which a run was active, s")]
     paused_s: Annotated[float | None, Meta(description="between them, s")]
     command: Annotated[str, Meta(description="that made the matrix, quoted for a shell")]
-    overrides: Annotated[tuple[str, ...], Meta(description="NAME=value, as typed")]
+    overrides: Annotated[tuple[str, ...], Meta(description="NAME=value, quoted for a shell")]
     equal: Annotated[str, Meta(description="the budget that all runs share")]
     axes: Annotated[dict[str, tuple[str, ...]], Meta(description="label -> values")]
     cuts: Annotated[tuple[ExcludedCells, ...], Meta(description="cells without a run")]

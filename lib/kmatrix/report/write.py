@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from msgspec import inspect
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import as_json
 from kmatrix.records.files import write_bytes, write_text
-from kmatrix.records.matrix import read_plan
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import first_of_each, pending_messages, sync_status
@@ -58,7 +56,7 @@ def write_summary(matrix: MatrixDir, results: Results) -> str:
         matrix.junit: lambda: write_bytes(matrix.junit, junit(results)),
     }
     files = [matrix.summary.name, *(path.name for path in writers), *page, *drawn]
-    text = summary(results, tracker_lines(matrix), files, matrix.path.name)
+    text = summary(results, tracker_lines(matrix, results), files, matrix.path.name)
     # The summary last: it refers to the other files.
     for write in (*writers.values(), lambda: write_text(matrix.summary, text)):
         written(matrix, write)
@@ -93,9 +91,7 @@ def summary(results: Results, trackers: Sequence[str] = (), files: Sequence[str]
 
 def markdown(matrix: MatrixDir, results: Results) -> str:
     """Return the content of report.md, to be pasted into a pull request. Tables are GitHub's."""
-    best = [run for one in results.configurations for run in one.counted]
-    run = shlex.quote(str(Path(matrix.name, best[0]))) if best else ""
-    return render(MARKDOWN, "report.md.j2", results, reproduce=f"make reproduce RUN={run}")
+    return render(MARKDOWN, "report.md.j2", results, path=matrix.path)
 
 
 def ending(results: Results, files: Sequence[str]) -> str:
@@ -103,9 +99,9 @@ def ending(results: Results, files: Sequence[str]) -> str:
     return render(TEXT, "ending.txt.j2", results, files=files)
 
 
-def tracker_lines(matrix: MatrixDir) -> list[str]:
+def tracker_lines(matrix: MatrixDir, results: Results) -> list[str]:
     """Return the link of each run's trackers and their pending uploads; empty without a tracker."""
-    runs = [(run.name, sent) for run in read_plan(matrix.path).runs for sent in sync_status(matrix.run(run.name))]
+    runs = [(run.name, sent) for run in results.runs for sent in sync_status(matrix.run(run.name))]
     links = [f"{name}  {sent.tracker}  {sent.points} steps  {sent.link}" for name, sent in runs if sent.link]
     return [*links, *first_of_each((sent.tracker, sent.how) for _, sent in runs), *pending_messages(runs, matrix.path)]
 
