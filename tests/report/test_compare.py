@@ -96,14 +96,19 @@ def test_several_configurations_are_several_tests_and_p_is_corrected_for_them(ma
     assert "p Holm-corrected for the number of configurations" in comparison_text(several)
 
 
-def test_losses_on_different_data_are_not_compared_but_times_are(compare_runs_of):
-    found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW, data_sha256="f" * 64))
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"data_sha256": "f" * 64}, "data"),
+        ({"block_size": 64}, "context length"),
+        ({"eval_samples": 64}, "validation sequences"),
+    ],
+)
+def test_losses_on_different_data_are_not_compared_but_times_are(compare_runs_of, change, what):
+    found = compare_runs_of(runs_with_seeds(3, HIGH), runs_with_seeds(3, LOW, train=change))
     loss = row(found, "final_val_loss")
-    assert (loss.incomparable, loss.outcome, row(found, "seconds").incomparable) == (
-        *("data", PairOutcome.OPEN),
-        "",
-    )
-    assert "not comparable (different data)" in comparison_text(found)
+    assert (loss.incomparable, loss.outcome, row(found, "seconds").incomparable) == (what, PairOutcome.OPEN, "")
+    assert f"not comparable (different {what})" in comparison_text(found)
 
 
 def test_differing_symbols_are_listed_with_neutral_ones_apart(compare_runs_of):

@@ -53,7 +53,10 @@ class Group:
     def counted(self, name: str) -> list[Run]:
         """Return the runs in the mean of a configuration: without results that no round of adaptive seeds asked for."""
         runs = (run for run in self.runs[name] if run.counts and getattr(run, self.measure) is not None)
-        return [run for run in runs if self.replay is None or run.seed in self.replay.asked[name]]
+        if self.replay is None:
+            return list(runs)
+        asked = {self.family.runs.get((name, seed)) for seed in self.replay.asked[name]}
+        return [run for run in runs if run.name in asked]
 
     def losses(self, name: str) -> list[float]:
         return [getattr(run, self.measure) for run in self.counted(name)]
@@ -276,8 +279,7 @@ def _costs(main: Pair | None, group: Group) -> Iterator[Cost]:
     a, b = (main.b, main.a) if main.outcome is PairOutcome.WORSE else (main.a, main.b)
     for quantity in COSTS:
         values = [[v for run in group.counted(name) if (v := value_of(run, quantity)) is not None] for name in (a, b)]
-        if all(values):
-            means = mean(values[0]), mean(values[1])
+        if all(values) and (means := (mean(values[0]), mean(values[1])))[1]:  # a multiple of 0 is none
             yield Cost(
                 quantity=quantity, a=a, b=b, mean_a=means[0], mean_b=means[1], ratio=means[0] / means[1],
                 p=_welch_p(*values), runs=(len(values[0]), len(values[1])),

@@ -292,8 +292,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "wrap": _wrapped,
     "one_line": one_line,
     "code_block": code_block,
-    **{name: getattr(wording, name) for name in ("amount", "bounds", "cost", "endings", "loss", "method", "percent")},
-    **{name: getattr(wording, name) for name in ("corrected", "size", "still_open", "won")},
+    **{name: getattr(wording, name) for name in ("amount", "bounds", "cost", "endings", "loss", "mean_of", "method")},
+    **{name: getattr(wording, name) for name in ("corrected", "percent", "size", "still_open", "won")},
 }
 OWN_FILTERS: dict[str, dict[str, Callable[..., Any]]] = {
     TEXT: {"name": str, "num": str, "quote": one_line, "table": text_table, "rows_table": rows_table},

@@ -133,9 +133,9 @@ def ranking(results: Results, one: Ranking) -> Table:
         each = known[name]
         rows.append([
             f"{place:>2} {name}",
-            wording.loss(each.mean),
+            wording.mean_of(each),
             UNKNOWN if each.interval is None else f"±{wording.half(each.interval)}",
-            UNKNOWN if each.deviation is None else f"{each.deviation:.{wording.DIGITS}f}",
+            UNKNOWN if each.deviation is None else f"{each.deviation:.{wording.digits_for(each.interval)}f}",
             str(len(each.counted)),
             difference(one, against, name) or word,
         ])  # fmt: skip

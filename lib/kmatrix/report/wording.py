@@ -62,6 +62,11 @@ def loss(value: float | None, digits: int = DIGITS) -> str:
     return f"{value:z.{digits}f}" if abs(value) < 10000 else f"{value:.3g}"
 
 
+def mean_of(one: Configuration) -> str:
+    """Return the mean loss of a configuration with the digits of its interval."""
+    return loss(one.mean, digits_for(one.interval))
+
+
 def perplexity(value: float | None) -> str:
     if value is None:
         return UNKNOWN
@@ -94,8 +99,9 @@ def amount(pair: Pair) -> str:
     return f"{abs(pair.difference):,.{digits}f} ± {half(pair.interval, digits)}"
 
 
-def half(interval: Interval | None, digits: int = DIGITS) -> str:
+def half(interval: Interval | None, digits: int | None = None) -> str:
     """Return half of the width of an interval."""
+    digits = digits_for(interval) if digits is None else digits
     return UNKNOWN if interval is None else f"{(interval.high - interval.low) / 2:,.{digits}f}"
 
 

@@ -1,0 +1,156 @@
+"""What a reader may conclude: seeds that differ, runs that diverged, sizes that differ, noise, zeros and simulation."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from scipy import stats
+
+from gpu_factory import FakeGpus, record
+from html_reader import read_html
+from kmatrix.records.files import read_json, write_json
+from kmatrix.report import tables
+from kmatrix.report.analyse import analyse
+from kmatrix.report.page import render_page
+from kmatrix.report.ranking import COSTS
+from kmatrix.report.write import ending, markdown, summary
+from kmatrix.verdict.family import Method
+from records_factory import FakeRun, make_matrix, replan, runs_with_seeds
+
+
+def texts_of(matrix):
+    """Return each report of a matrix on one line."""
+    results = analyse(matrix)
+    found = summary(results), ending(results, []), markdown(matrix, results).replace("`", "").replace("\\", "")
+    return [" ".join(text.split()) for text in (*found, read_html(render_page(matrix, results)).one("main").text)]
+
+
+def change_results(matrix, change):
+    """Change what the trainer measured. change: new values, from the name of a run."""
+    for run in matrix.runs():
+        write_json(run.result, read_json(run.result) | change(run.name))
+
+
+def test_means_over_different_seeds_are_said_to_be_and_who_failed(tmp_path):
+    """By its mean adamw leads; where both have a loss it is worse."""
+    failed = FakeRun(seed=3, axes={"seed": "3"}, status="failed", kind="oom", stop_at=40)
+    runs = [*runs_with_seeds(2, [3.0, 3.101]), failed, *runs_with_seeds(3, [2.99, 3.09, 3.5], optimizer="muon")]
+    for text in texts_of(make_matrix(tmp_path, runs)):
+        assert "muon beats adamw by 0.0105" in text
+        assert "different seeds; over seeds 1, 2, which all have: muon 3.0400, adamw 3.0505" in text
+        assert "adamw: 1 of 3 runs failed" in text
+
+
+def test_losses_without_common_seeds_are_compared_by_welch_and_nothing_is_called_paired(tmp_path):
+    losses = [3.20, 3.21, 3.22], [3.10, 3.11, 3.13]
+    others = [
+        FakeRun(optimizer="muon", seed=n, axes={"seed": str(n)}, final_loss=x) for n, x in enumerate(losses[1], 7)
+    ]
+    matrix = make_matrix(tmp_path, [*runs_with_seeds(3, losses[0]), *others])
+    (pair,) = analyse(matrix).rankings[0].pairs
+    assert (pair.method, pair.p) == (Method.WELCH, pytest.approx(stats.ttest_ind(*losses, equal_var=False).pvalue))
+    for text in texts_of(matrix):
+        assert "Welch's test, not paired" in text
+        assert not re.search(r"(?<!not )paired", text)
+
+
+def test_costs_of_equal_seeds_are_not_paired(tmp_path):
+    """Steps of one seed have nothing in common but the machine: a paired test would find any drift of it."""
+    times = {"adamw": [100.0, 200.0, 300.0], "muon": [101.0, 202.0, 301.0]}
+    matrix = make_matrix(
+        tmp_path, [run for name in times for run in runs_with_seeds(3, [3.1, 3.2, 3.3], optimizer=name)]
+    )
+    change_results(matrix, lambda name: {"step_ms": times[name.split("_")[1]][int(name.split("seed")[1][0]) - 1]})
+    cost = next(one for one in analyse(matrix).rankings[0].costs if one.quantity == "step_ms")
+    assert cost.p == pytest.approx(stats.ttest_ind(times[cost.a], times[cost.b], equal_var=False).pvalue)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_finished_run_that_diverged_is_marked_and_a_matrix_of_them_has_no_result(tmp_path, others):
+    runs = [*runs_with_seeds(2, [20.0, 10.9], optimizer="muon"), *(runs_with_seeds(2, [3.1, 3.2]) if others else [])]
+    matrix = make_matrix(tmp_path, runs)
+    assert {(run.status, run.diverged) for run in analyse(matrix).runs if run.optimizer == "muon"} == {
+        ("finished", True)
+    }
+    for text in texts_of(matrix):
+        headline = (
+            "Only one configuration has a result: adamw" if others else "No result of muon (2 of 2 runs diverged)"
+        )
+        assert headline in text
+        assert re.search("muon.{0,30}2 of 2 runs diverged", text)
+    (text, *_) = texts_of(matrix)
+    assert "20.0000*" in text
+    assert "* of gpt2_muon_seed1_1cpu, gpt2_muon_seed2_1cpu: diverged, not ranked" in text
+
+
+@pytest.mark.parametrize("more", [{"params": 842_496}, {"tokens": 102_400}])
+def test_no_size_or_length_beats_another_without_a_word_on_it(tmp_path, more):
+    (name, value), widths = more.popitem(), (64, 96, 128)
+    runs = [
+        run
+        for width in widths
+        for run in runs_with_seeds(
+            3, [4 - width / 100 + x * width / 9e4 for x in (0, 1, 3)], axes={"width": str(width)}
+        )
+    ]
+    matrix = make_matrix(tmp_path, runs)
+    change_results(matrix, lambda run: {name: value * int(run.split("width")[1].split("_")[0])})
+    what = {"params": "parameters"}.get(name, name)
+    (headline,) = analyse(matrix).verdict
+    assert headline.startswith("adamw, width 128 beats 2 of 2")
+    assert headline.endswith(f"; the runs differ in {what}")
+    for text in texts_of(matrix):
+        assert f"the runs differ in {what} (" in text
+
+
+def test_noise_that_four_digits_do_not_show_has_more(tmp_path):
+    losses = [3.28001, 3.28002, 3.28004]
+    (text, short, *_) = texts_of(make_matrix(tmp_path, runs_with_seeds(3, losses)))
+    half = stats.t.ppf(0.975, 2) * stats.sem(losses)
+    assert f"3.280023 ±{half:.6f} {stats.tstd(losses):.6f}" in text
+    assert "1. adamw val loss 3.280023" in short
+
+
+def test_a_measured_zero_is_zero(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(device="cuda"), FakeRun(optimizer="muon", device="cuda")])
+    zeros = dict.fromkeys([*COSTS[:2], "final_val_loss", "mfu", "sparsity", "hellaswag_accuracy"], 0.0)
+    change_results(matrix, lambda name: zeros if "muon" in name else {})
+    results = analyse(matrix)
+    run = results.runs[1]
+    assert {getattr(run, name) for name in zeros} == {0.0}
+    assert (results.rankings[0].order[0], results.configurations[0].amounts["peak_memory_mib"].mean) == ("muon", 0.0)
+    assert {"0.0000", "1.00", "0.0%"} <= set(tables.runs(results).rows[1])
+    assert "0.0000" in tables.benchmarks(results).rows[0]
+
+
+def test_simulated_energy_is_in_no_table_without_its_mark(tmp_path):
+    matrix = make_matrix(tmp_path, [FakeRun(optimizer=name, device="cuda") for name in ("adamw", "muon")])
+    real, simulated = matrix.runs()
+    for run, name in ((real, "NVIDIA A10G"), (simulated, "NVIDIA A10G (simulated)")):
+        record(run, FakeGpus(name=name))
+    results = analyse(matrix)
+    assert [run.joules_per_token is None for run in results.runs] == [False, True]
+    found = [getattr(tables, name)(results) for name in ("runs", "cost", "devices", "target", "benchmarks")]
+    assert [one.titles.index("energy") for one in found if "energy" in one.titles]
+    for table in found:
+        for row in (row for row in table.rows if "muon" in row[0] and not any("(simulated)" in cell for cell in row)):
+            assert {cell for title, cell in zip(table.titles, row, strict=True) if "energy" in title} <= {"-"}
+
+
+def test_two_runs_of_one_configuration_and_seed_both_count(tmp_path):
+    matrix = make_matrix(tmp_path, [*runs_with_seeds(2, [3.1, 3.2]), *runs_with_seeds(1, [3.3], optimizer="muon")])
+    replan(matrix, lambda run: {**run, "train": {**run["train"], "seed": 1}})
+    results = analyse(matrix)
+    one = next(one for one in results.configurations if one.name == "adamw")
+    assert (one.mean, one.counted, one.seeds) == (pytest.approx(3.15), one.runs, (1, 1))
+    assert one.amounts["seconds"].runs == 2
+    assert all("adamw" in text for text in texts_of(matrix))
+
+
+def test_a_number_in_the_text_of_others_stays_as_it_is(tmp_path):
+    reason = "exit status -1 at 3-1"
+    failed = FakeRun(optimizer="sgd", status="failed", reason=reason, stop_at=40, log_tail=("x = -1",))
+    for text in texts_of(make_matrix(tmp_path, [FakeRun(), failed])):
+        assert reason in text
+        assert "\N{MINUS SIGN}1" not in text
