@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import struct
-from itertools import combinations
 
 import pytest
 
-from colour_vision import VISION, distance
 from kmatrix.report.analyse import analyse
 from kmatrix.report.colours import PALETTE, colour_of, marks_of
 from kmatrix.report.figure import draw_jobs
@@ -117,12 +115,6 @@ def test_an_optimizer_has_its_colour_in_every_matrix():
     names = ("adamw", "muon", "sgd", "adam", "adafactor", "lion", "soap")
     assert len({colour_of(name) for name in names}) == len(names)
     assert colour_of("a new one") == colour_of("a new one") < len(PALETTE)
-
-
-@pytest.mark.parametrize("vision", VISION)
-def test_its_colours_differ_for_all_readers_on_white_and_on_black(vision):
-    for paper in zip(*PALETTE, strict=True):
-        assert min(distance(*pair, vision) for pair in combinations(paper, 2)) > 10
 
 
 @pytest.mark.parametrize("optimizers", [("muon",), ("muon", "lion", "adamwadv")])
