@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import msgspec
-from msgspec import inspect
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import as_json
@@ -31,6 +30,7 @@ T = TypeVar("T")
 # Spreadsheets evaluate a cell that begins like this (OWASP, CSV injection).
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 MOST_CELL = 32_767  # characters, the limit of Excel
+CONTAINERS = re.compile(r"\b(tuple|dict|Effort|Evaluations|TrainingLosses|Gpu)\b")  # types of a field
 NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, production 2
 MOST_MESSAGE, MOST_LINE = 1_000, 2_000  # characters of an attribute, and of a line of a log
 WHY_SKIPPED = {
@@ -187,16 +187,8 @@ def results_csv(results: Results) -> str:
 
 def scalars() -> list[str]:
     """Return the fields of a run that are one value: texts, numbers, true or false."""
-    one = (inspect.StrType, inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.EnumType, inspect.NoneType)
-    found = inspect.type_info(Run)
-    assert isinstance(found, inspect.StructType)
-
-    def is_scalar(kind: inspect.Type) -> bool:
-        if isinstance(kind, inspect.Metadata):
-            return is_scalar(kind.type)
-        return all(map(is_scalar, kind.types)) if isinstance(kind, inspect.UnionType) else isinstance(kind, one)
-
-    return [field.name for field in found.fields if is_scalar(field.type)]
+    types = {name: kind for one in reversed(Run.__mro__) for name, kind in getattr(one, "__annotations__", {}).items()}
+    return [name for name, kind in types.items() if not CONTAINERS.search(kind)]
 
 
 def _cell(value: object) -> str:
