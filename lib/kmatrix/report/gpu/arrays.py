@@ -22,7 +22,7 @@ from kmatrix.errors import RecordError
 from kmatrix.report.gpu.samples import IMPOSSIBLE, MEASURED, SELECTED, Array, Samples, facts_of, from_text
 from kmatrix.text import first_names, plural
 
-CHUNK = 4 << 20  # bytes that are decoded at a time: their objects stay in the cache of a core
+CHUNK = 1 << 20  # bytes that are decoded at a time: their objects stay in the cache of a core
 FIRST_KEY = re.compile(rb'\s*\{\s*"[^"\\]*"')  # of an entry, with what is before it
 UNITS = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(?:W|%|MB|MiB|MHz|C|°C|J)?\s*")
 KEYS: Mapping[str, tuple[str, ...]] = {  # quantity -> its keys, by precedence
