@@ -219,11 +219,13 @@ def test_a_finished_run_with_unknown_data_is_not_ranked(tmp_path):
 
 
 def test_runs_on_different_data_are_never_ranked_together(tmp_path):
-    runs = [FakeRun(), FakeRun(optimizer="muon", data_sha256=OTHER_DATA), FakeRun(optimizer="sgd", final_loss=4.0)]
+    other = FakeRun(optimizer="muon", data_sha256=OTHER_DATA, train={"data_layout": "bestfit"})
+    runs = [FakeRun(), other, FakeRun(optimizer="sgd", final_loss=4.0)]
     numbers = analyse(make_matrix(tmp_path, runs))
     ranked = {ranking.data_sha256: ranking.order for ranking in numbers.rankings}
     assert ranked == {DATA: ("adamw", "sgd"), OTHER_DATA: ("muon",)}
     assert any("different data" in warning for warning in numbers.warnings)
+    assert any("different row layouts (bestfit, flat)" in warning for warning in numbers.warnings)
 
 
 def test_different_tokens_or_models_of_ranked_runs_are_reported(tmp_path):

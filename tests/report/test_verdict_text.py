@@ -281,3 +281,4 @@ def test_a_p_value_never_hides_its_side_of_the_level():
     assert p_text(0.0496) == "p = 0.0496"
     assert p_text(0.0504) == "p = 0.0504"
     assert p_text(0.05) == "p = 0.050"
+    assert p_text(0.0003, 0.0002) == "p = 0.0003"
