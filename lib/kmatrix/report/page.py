@@ -6,7 +6,9 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,12 @@ from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.gpu.samples import QUANTITIES
 from kmatrix.report.gpu.timeline import banded, timeline_of
 from kmatrix.report.graphs import mean_curve
+from kmatrix.report.ranking import axis_span
 from kmatrix.report.render import HTML, environment
-from kmatrix.report.results import Configuration, Results, Run
+from kmatrix.report.results import Configuration, Ranking, Results, Run
+from kmatrix.report.wording import against
 from kmatrix.report.write import written
+from kmatrix.verdict.family import Pair
 
 HERE = Path(__file__).resolve().parent
 UPLOT = HERE / "vendor" / "uplot"
@@ -63,6 +68,7 @@ def render_page(matrix: MatrixDir, results: Results) -> str:
         known={one.name: one for one in results.configurations},
         runs=runs,
         marks={name: f"k{colour}-d{dash}" for name, (colour, dash) in marks.items()},
+        strips=partial(_strips, results, runs),
         places={one.name: place for place, one in enumerate(results.configurations)},
         map=_map(results),
         lanes=data["lanes"],
@@ -123,6 +129,18 @@ def _embedded(value: object) -> Any:
 
 def _picture(path: Path) -> tuple[str, str]:
     return path.stem.replace("_", " "), f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _strips(
+    results: Results, runs: Mapping[str, Run], one: Ranking
+) -> tuple[dict[str, list[float]], dict[str, Pair], tuple[float, float], tuple[float, float]]:
+    """Return losses and differences to the reference by configuration, and the ends of their axes."""
+    names = {each.name: each.counted for each in results.configurations if each.name in one.order}
+    losses = {name: [getattr(runs[run], one.measure) for run in counted] for name, counted in names.items()}
+    pairs = {pair.b: pair.mirrored() for pair in against(one)}
+    ends = [(pair.interval.low, pair.interval.high) for pair in pairs.values() if pair.interval]
+    shown = [pair.difference or 0.0 for pair in pairs.values()]
+    return losses, pairs, axis_span([*chain(*losses.values())]), axis_span([0.0, *shown, *chain(*ends)])
 
 
 def _group(runs: dict[str, Run], one: Configuration, mark: tuple[int, int], place: int) -> dict[str, Any]:

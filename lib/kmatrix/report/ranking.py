@@ -321,3 +321,10 @@ def axis_limit(losses: Sequence[float]) -> float:
     middle = ordered[len(ordered) // 2]
     limit = middle + (8 if len(ordered) > 3 else 20) * max(middle - ordered[0], 1e-9)
     return max(loss for loss in ordered if loss <= limit)
+
+
+def axis_span(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of an axis of these values, without those that are far off."""
+    near = [value for value in values if value <= axis_limit(values)] or [0.0]
+    room = 0.05 * (max(near) - min(near)) or 0.001
+    return min(near) - room, max(near) + room

@@ -10,37 +10,17 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import kmatrix.text
 from kmatrix.gpu.balance import cv_text
 from kmatrix.report import tables, wording
-from kmatrix.report.ranking import axis_limit, open_pairs
-from kmatrix.report.results import Configuration, OptimizerSetting, Ranking, Results, Run, RunAlert
+from kmatrix.report.results import Configuration, Results
 from kmatrix.report.tables import Table
-from kmatrix.status.wanted import SHORT_HASH
-from kmatrix.text import (
-    UNKNOWN,
-    WIDTH,
-    columns,
-    count,
-    duration,
-    first_names,
-    fixed,
-    joules,
-    make_command,
-    money,
-    plural,
-    printable,
-    short,
-    shortened,
-    shown,
-    signed,
-    table,
-    time_of_day,
-    wrap,
-)
-from kmatrix.verdict.family import Pair
+from kmatrix.text import UNKNOWN, WIDTH, columns, plural, printable, shortened, table, time_of_day, wrap
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -52,7 +32,6 @@ MOST_ROWS = 100  # of a table in Markdown: a comment at GitHub has at most 65,53
 # Characters that mean something inside a line of Markdown. Nothing begins with "< ": "p < 0.001" stays readable.
 SPECIAL = re.compile(r"[\\`*_\[\]>#|~$&]|<(?! )")
 BACKTICKS = re.compile("`+")
-NO_BREAK = "\N{NO-BREAK SPACE}"
 CORE_NOISE = (
     "CORE: equal runs of nanochat varied by a standard deviation of 0.005 to 0.012 (docs/evaluation.md); "
     "configurations are ranked by their losses"
@@ -100,7 +79,7 @@ def environment(kind: str) -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    found.globals.update(tables=tables, wording=wording, gap=GAP, about=_about, core_noise=CORE_NOISE)
+    found.globals.update(tables=tables, wording=wording, gap=GAP, core_noise=CORE_NOISE)
     found.filters.update(FILTERS, **OWN_FILTERS[kind])
     return found
 
@@ -159,11 +138,6 @@ def average(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _indented(text: str, indent: int = 0, bullet: str = "") -> str:
-    """Return a text in lines of at most the width of a report, all of them indented."""
-    return "\n".join(" " * indent + line for line in wrap(text, bullet, WIDTH - indent))
-
-
 def markdown_table(found: Table) -> str:
     """Return a table of Markdown; the first column has names."""
     left = set(found.words)
@@ -175,22 +149,11 @@ def markdown_table(found: Table) -> str:
     return "\n".join([*lines, *(["", f"and {plural(hidden, 'more row')}, in results.json"] if hidden else [])])
 
 
-def _wrapped(text: str, bullet: str = "", width: int = WIDTH) -> str:
-    return "\n".join(wrap(text, bullet, width))
-
-
-def _hanging(text: str, indent: int, width: int = WIDTH) -> str:
-    """Return a text whose further lines are indented."""
-    return "\n".join(textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False))
-
-
-def _against(one: Ranking) -> list[Any]:
-    """Return the comparisons of the reference with configurations that have a loss."""
-    return [pair for pair in one.pairs if pair.a == one.reference and pair.difference is not None]
-
-
-def _open(one: Ranking) -> list[Any]:
-    return open_pairs(one.reference, one.pairs, has_baseline=one.baseline is not None)
+def _wrap(text: str, bullet: str = "", width: int = WIDTH, indent: int = 0, hang: int | None = None) -> str:
+    """Return a text in lines of at most `width` columns. indent: of all lines.  hang: of all but the first."""
+    if hang is None:
+        return "\n".join(" " * indent + line for line in wrap(text, bullet, width - indent))
+    return "\n".join(textwrap.wrap(text, width, subsequent_indent=" " * hang, break_on_hyphens=False))
 
 
 def _strong(text: object, kind: str = "name") -> Any:
@@ -199,104 +162,29 @@ def _strong(text: object, kind: str = "name") -> Any:
     return Markup('<strong class="{}">{}</strong>').format(kind, one_line(text))
 
 
-def _about(results: Results, one: Ranking) -> str:
-    """Return what tells a ranking from the others of its matrix."""
-    if len(results.rankings) < 2:
-        return ""
-    return f"data {one.data_sha256[:SHORT_HASH]}: " if one.data_sha256 else "bits per byte over tokenizers: "
+def _among(names: Iterable[str], known: Mapping[str, Configuration]) -> list[Configuration]:
+    return [known[name] for name in names]
 
 
-def _mark(one: Ranking) -> str:
-    """Return the state of a ranking: `Partly open, preliminary`."""
-    return str(one.state).capitalize() + (", preliminary" if one.preliminary else "")
-
-
-def _setting(one: OptimizerSetting) -> str:
-    """Return `learning_rate 0.001 0.002 (swept)`; its spaces do not break."""
-    values = " ".join(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in one.values)
-    mark = "" if one.origin == "default" else f" ({one.origin})"
-    return f"{one.name} {values}{mark}".replace(" ", NO_BREAK)
-
-
-def _when(alert: RunAlert) -> str:
-    """Return when alerts of one kind were active, and for how long in total."""
-    begin = f"from {time_of_day(alert.since, date=False, utc=True)}"
-    if alert.until is None:
-        return f"{begin} to the end"
-    total = duration(alert.seconds)
-    return f"{begin} for {total}" if alert.times == 1 else f"{alert.times} times {begin}, {total} in total"
-
-
-def _span(one: Ranking, known: Mapping[str, Configuration], runs: Mapping[str, Run]) -> tuple[float, float]:
-    """Return the ends of the axis of the losses of a ranking."""
-    means = [known[name].mean or 0.0 for name in one.order] or [0.0]
-    limit = axis_limit(means)
-    near = [known[name] for name in one.order if (known[name].mean or 0.0) <= limit]
-    losses = [getattr(runs[run], one.measure) for each in near for run in each.counted] or [0.0]
-    room = 0.05 * (max(losses) - min(losses)) or 0.001
-    return min(losses) - room, max(losses) + room
-
-
-def _gap_span(one: Ranking) -> tuple[float, float]:
-    """Return the ends of the axis of the differences to the reference."""
-    found = [pair.mirrored() for pair in _against(one)]
-    ends = [0.0, *(pair.difference for pair in found)]
-    limit = axis_limit(list(map(abs, ends)))
-    for pair in found:
-        if pair.interval is not None and abs(pair.difference) <= limit:
-            ends += [pair.interval.low, pair.interval.high]
-    near = [end for end in ends if abs(end) <= 2 * limit] or [0.0]
-    room = 0.05 * (max(near) - min(near)) or 0.001
-    return min(near) - room, max(near) + room
-
-
-def _signed_amount(pair: Pair) -> str:
-    """Return a difference with half of its interval: `+0.0117 ± 0.0031`."""
-    if pair.difference is None:
-        return UNKNOWN
-    digits = wording.digits_for(pair.interval)
-    text = wording.difference(pair.difference, digits)
-    return text if pair.interval is None else f"{text} ± {wording.half(pair.interval, digits)}"
+def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    return {name: one for name, one in vars(module).items() if isfunction(one) and one.__module__ == module.__name__}
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "against": _against,
-    "among": lambda names, known: [known[name] for name in names],
-    "open_pairs": _open,
-    "count": count,
-    "duration": duration,
-    "first_names": first_names,
-    "money": money,
-    "plural": plural,
-    "hanging": _hanging,
-    "mark": _mark,
-    "setting": _setting,
-    **{"average": average, "cv": cv_text, "fixed": fixed, "joules": joules, "short": short, "signed": signed},
-    **{"shortened": shortened, "wrapped": _indented},
-    "tail": lambda lines: printable("\n".join(lines)).splitlines(),
-    "when": _when,
-    # Of the page.
-    "gap_span": _gap_span,
-    "half": wording.half,
-    "losses": lambda names, runs, measure: [getattr(runs[name], measure) for name in names],
-    "of": lambda pairs, name: next((pair.mirrored() for pair in pairs if pair.b == name), None),
-    "outcome": wording.outcome,
-    "p": lambda pair, one: wording.p_text(pair.p_holm, 1 - one.confidence),
-    "quantity": lambda value, name: wording.quantity(name, value),
-    "reproduce": lambda run, matrix: make_command("reproduce", RUN=f"{shown(matrix)}/{run}"),
-    "signed_amount": _signed_amount,
-    "span": _span,
-    "thousands": lambda value: f"{value:,}",
-    "time": lambda unix: time_of_day(unix, utc=True),
-    "clock": lambda unix: time_of_day(unix, utc=True, date=False),
-    "wrap": _wrapped,
-    "one_line": one_line,
+    **_functions(kmatrix.text),
+    **_functions(wording),
+    "among": _among,
+    "average": average,
     "code_block": code_block,
-    **{name: getattr(wording, name) for name in ("amount", "bounds", "cost", "endings", "loss", "mean_of", "method")},
-    **{name: getattr(wording, name) for name in ("corrected", "percent", "size", "still_open", "won")},
+    "cv": cv_text,
+    "one_line": one_line,
+    "rows_table": rows_table,
+    "tail": lambda lines: printable("\n".join(lines)).splitlines(),
+    "time": lambda unix: time_of_day(unix, utc=True),
+    "wrap": _wrap,
 }
 OWN_FILTERS: dict[str, dict[str, Callable[..., Any]]] = {
-    TEXT: {"name": str, "num": str, "quote": one_line, "table": text_table, "rows_table": rows_table},
+    TEXT: {"name": str, "num": str, "quote": one_line, "table": text_table},
     MARKDOWN: {
         "name": quoted,
         "num": escaped,

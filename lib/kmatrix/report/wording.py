@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 from kmatrix.records.decode import replaced
-from kmatrix.report.results import Configuration, Cost, Ranking, Run
+from kmatrix.report import ranking as rankings
+from kmatrix.report.results import Configuration, Cost, OptimizerSetting, Ranking, Results, Run, RunAlert
 from kmatrix.stats import Interval
-from kmatrix.text import UNKNOWN, count, duration, joules, money, plural, signed
+from kmatrix.status.wanted import SHORT_HASH
+from kmatrix.text import UNKNOWN, count, duration, joules, make_command, money, plural, shown, signed, time_of_day
 from kmatrix.verdict.family import Method, NoMoreSeeds, Pair, PairOutcome
 
 DIGITS = 4  # least decimals of a loss and of a difference of losses
 MOST_DIGITS = 8
+NO_BREAK = "\N{NO-BREAK SPACE}"
 SAME = 0.005  # two costs whose ratio is closer to 1 are called the same
 MULTIPLE = 2.0  # from this ratio on, costs are called multiples
 COST_LEVEL = 0.05  # two-sided, of Welch's test of a cost
@@ -112,6 +116,15 @@ def bounds(interval: Interval, digits: int | None = None) -> str:
     return f"{low} to {high}"
 
 
+def signed_amount(pair: Pair) -> str:
+    """Return a difference with half of its interval: `+0.0117 ± 0.0031`."""
+    if pair.difference is None:
+        return UNKNOWN
+    digits = digits_for(pair.interval)
+    text = difference(pair.difference, digits)
+    return text if pair.interval is None else f"{text} ± {half(pair.interval, digits)}"
+
+
 def won(pair: Pair) -> Pair:
     """Return a comparison as one of the better side: differences read as its advantage."""
     better = pair.mirrored() if pair.outcome is PairOutcome.WORSE else pair
@@ -192,6 +205,47 @@ def endings(one: Configuration) -> str:
 def unfinished(run: Run) -> str:
     """Return the mark of a loss that is not ranked."""
     return "" if run.counts or run.final_val_loss is None else "*"
+
+
+def about(one: Ranking, results: Results) -> str:
+    """Return what tells a ranking from the others of its matrix, "" if there is no other."""
+    if len(results.rankings) < 2:
+        return ""
+    return f"data {one.data_sha256[:SHORT_HASH]}" if one.data_sha256 else "bits per byte over tokenizers"
+
+
+def mark(one: Ranking) -> str:
+    """Return the state of a ranking: `Partly open, preliminary`."""
+    return str(one.state).capitalize() + (", preliminary" if one.preliminary else "")
+
+
+def against(one: Ranking) -> list[Pair]:
+    """Return the comparisons of the reference with configurations that have a loss."""
+    return [pair for pair in one.pairs if pair.a == one.reference and pair.difference is not None]
+
+
+def open_pairs(one: Ranking) -> list[Pair]:
+    return rankings.open_pairs(one.reference, one.pairs, has_baseline=one.baseline is not None)
+
+
+def setting(one: OptimizerSetting) -> str:
+    """Return `learning_rate 0.001 0.002 (swept)`; its spaces do not break."""
+    values = " ".join(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in one.values)
+    return f"{one.name} {values}{'' if one.origin == 'default' else f' ({one.origin})'}".replace(" ", NO_BREAK)
+
+
+def when(alert: RunAlert) -> str:
+    """Return when alerts of one kind were active, and for how long in total."""
+    begin = f"from {time_of_day(alert.since, date=False, utc=True)}"
+    if alert.until is None:
+        return f"{begin} to the end"
+    total = duration(alert.seconds)
+    return f"{begin} for {total}" if alert.times == 1 else f"{alert.times} times {begin}, {total} in total"
+
+
+def reproduce(run: str, matrix: Path) -> str:
+    """Return the command that repeats a run."""
+    return make_command("reproduce", RUN=f"{shown(matrix)}/{run}")
 
 
 UNITS: dict[str, Callable[[float], str]] = {  # number of a run -> its text
