@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from kmatrix.records.matrix import Plan
 from kmatrix.report.results import Run
@@ -15,8 +15,8 @@ from kmatrix.text import first_names
 SOFTWARE = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")  # packages of the provenance
 MOST_HOSTS = 6  # named in a line
 MOST_DATA = 3
-WANDB_RUN = re.compile(r"((?:/[\w.%~-]+)+)/runs/[\w.%~-]+/?", re.ASCII)  # path of a run there, below its project
-HOST = re.compile(r"[a-z0-9.-]+(?::\d+)?", re.ASCII | re.IGNORECASE)
+# The address of a run below its project: only https, and only characters that need no escaping anywhere.
+WANDB_RUN = re.compile(r"(https://[a-z0-9.-]+(?::\d+)?(?:/[\w.%~-]+)+)/runs/[\w.%~-]+/?", re.ASCII | re.IGNORECASE)
 
 
 def facts_of(plan: Plan, runs: Sequence[Run]) -> dict[str, str]:
@@ -89,17 +89,7 @@ def _data(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _wandb(matrix: str, runs: Sequence[Run]) -> list[str]:
-    """Return the address of the runs of this matrix in each W&B project that runs were uploaded to.
-
-    It is made of the recorded addresses of runs. Only https, and only characters that need no escaping anywhere.
-    """
-    found: dict[str, None] = {}
-    for run in runs:
-        link = run.links.get("wandb", "")
-        if not link.isascii() or not link.isprintable() or "[" in link or "]" in link:
-            continue  # urlsplit raises for a bracket, and drops line ends
-        address = urlsplit(link)
-        path = WANDB_RUN.fullmatch(address.path)
-        if path is not None and address.scheme == "https" and HOST.fullmatch(address.netloc):
-            found[f"https://{address.netloc}{path[1]}/groups/{quote(matrix, safe='')}/workspace"] = None
-    return list(found)
+    """Return the address of the runs of this matrix in each W&B project that runs were uploaded to."""
+    found = (WANDB_RUN.fullmatch(run.links.get("wandb", "")) for run in runs)
+    projects = dict.fromkeys(match[1] for match in found if match)
+    return [f"{project}/groups/{quote(matrix, safe='')}/workspace" for project in projects]

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from kmatrix.errors import RecordError
@@ -40,8 +39,6 @@ PICTURES = ("loss_vs_steps.png", "final_loss_by_run.png")  # for readers without
 MOST_CURVES = 24  # configurations with a curve: those with the lowest losses
 MOST_SEEDS = 100  # runs with a curve of their own
 MOST_TIMELINES = 24  # runs with timelines of their devices
-LEAST_MAP = 3  # values of the longer axis of a map
-LEVELS = 6  # the strongest colour of a map
 
 
 def write_page(matrix: MatrixDir, results: Results) -> Path:
@@ -70,7 +67,6 @@ def render_page(matrix: MatrixDir, results: Results) -> str:
         marks={name: f"k{colour}-d{dash}" for name, (colour, dash) in marks.items()},
         strips=partial(_strips, results, runs),
         places={one.name: place for place, one in enumerate(results.configurations)},
-        map=_map(results),
         lanes=data["lanes"],
         pictures=[_picture(matrix.graphs / name) for name in PICTURES if (matrix.graphs / name).is_file()],
         data=_embedded(data),
@@ -174,23 +170,6 @@ def _sweeps(results: Results) -> list[dict[str, Any]]:
         line = {"name": one.name or one.axis, "table": [one.values, [means[name] for name in one.configurations]]}
         found.setdefault(one.axis, []).append(line)
     return [{"axis": axis, "lines": lines} for axis, lines in found.items()]
-
-
-def _map(results: Results) -> dict[str, Any] | None:
-    """Return the mean losses over the two axes with several values, if there are two, with the level of each colour."""
-    ranked = [one for ranking in results.rankings[:1] for one in results.configurations if one.name in ranking.order]
-    ran = {axis: {one.axes.get(axis, "") for one in ranked} for axis in results.axes}
-    values = {axis: [value for value in results.axes[axis] if value in ran[axis]] for axis in ran}
-    axes = sorted((axis for axis in values if len(values[axis]) > 1), key=lambda axis: len(values[axis]))
-    if len(axes) != 2 or len(values[axes[1]]) < LEAST_MAP:
-        return None
-    means = [one.mean or 0.0 for one in ranked]
-    best = min(means)
-    room = 2 * (float(np.median(means)) - best) or 1.0
-    levels = [round(LEVELS * (1 - min(1.0, (mean - best) / room))) for mean in means]
-    places = [tuple(one.axes.get(axis, "") for axis in axes) for one in ranked]
-    cells = dict(zip(places, zip(ranked, levels, strict=True), strict=True))
-    return {"axes": axes, "rows": values[axes[0]], "columns": values[axes[1]], "cells": cells, "best": best}
 
 
 def _lanes(matrix: MatrixDir, results: Results) -> list[dict[str, Any]]:
