@@ -33,12 +33,13 @@ from kmatrix.verdict.pairs import corrected, tested
 MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
 LOSSES = (LOSS, "best_val_loss")
 HIGHER = ("tokens_per_second",)  # is better
-METRICS = {  # field of a run -> unit
-    **dict.fromkeys(LOSSES, UNITS[LOSS]),
-    "seconds": "s",
-    "tokens_per_second": "tokens/s",
-    "peak_memory_mib": "MiB",
-    "joules": "J",
+METRICS = {  # field of a run -> title, unit, decimals
+    LOSS: ("final loss", UNITS[LOSS], 4),
+    "best_val_loss": ("best loss", UNITS[LOSS], 4),
+    "seconds": ("time", "s", 1),
+    "tokens_per_second": ("speed", "tokens/s", 0),
+    "peak_memory_mib": ("memory", "MiB", 0),
+    "joules": ("energy", "J", 0),
 }
 Key = tuple[tuple[str, str], ...]  # axes that identify a configuration
 
@@ -134,14 +135,24 @@ def compare(base: Side, new: Side, neutral: Collection[str] = (), *, one: bool =
     names = _names(in_base, in_new)
     common = {names[key]: (in_base[key], in_new[key]) for key in in_base if key in in_new}
     rules = Rules(confidence=base.rules.confidence, min_difference=base.rules.min_difference)
-    measures: dict[str, dict[str, Measure]] = {name: {} for name in common}
-    for metric in METRICS:  # a question about the loss is not weakened by tests of the speed
-        for name, found in _measured(metric, common, rules).items():
-            measures[name][metric] = found
-    configurations = tuple(_compared(name, *runs, measures[name]) for name, runs in common.items())
+    # A question about the loss is not weakened by tests of the speed.
+    found = {metric: _measured(metric, common, rules) for metric in METRICS}
+    configurations = tuple(
+        Compared(
+            name=name,
+            base=tuple(run.name for run in before),
+            new=tuple(run.name for run in after),
+            base_ends=_ends(before),
+            new_ends=_ends(after),
+            measures={metric: of[name] for metric, of in found.items() if name in of},
+            notes=tuple(differences([run for run in (*before, *after) if run.counts])),
+        )
+        for name, (before, after) in common.items()
+    )
+    losses = found[LOSS]
     lost = tuple(name for name, runs in common.items() if _is_lost(*runs))
     only_in_base = tuple(names[key] for key in in_base if key not in in_new)
-    untested = [name for name in common if LOSS not in measures[name] or not measures[name][LOSS].is_tested]
+    untested = [name for name in common if name not in losses or not losses[name].is_tested]
     return Comparison(
         base=base.name,
         new=new.name,
@@ -150,7 +161,7 @@ def compare(base: Side, new: Side, neutral: Collection[str] = (), *, one: bool =
         configurations=configurations,
         only_in_base=only_in_base,
         only_in_new=tuple(names[key] for key in in_new if key not in in_base),
-        worse=tuple(name for name in common if _is_worse(measures[name].get(LOSS))),
+        worse=tuple(name for name, one in losses.items() if one.outcome is PairOutcome.WORSE),
         lost=lost,
         untested=tuple(name for name in [*untested, *only_in_base] if name not in lost),
         confidence=rules.confidence,
@@ -203,15 +214,15 @@ def _measured(metric: str, common: Common, rules: Rules) -> dict[str, Measure]:
         test = tested(("new", "base"), new, base, own) if all(finite) else None
         if test is not None and test.p is not None and not different:
             tests[name] = test
-        shared = finite[0].keys() & finite[1].keys() if len(finite[0].keys() & finite[1].keys()) > 1 else set()
-        means = [_mean([value for seed, value in side.items() if not shared or seed in shared]) for side in finite]
+        common_seeds = finite[0].keys() & finite[1].keys()
+        shown = common_seeds if len(common_seeds) > 1 else finite[0].keys() | finite[1].keys()
+        means = [[value for seed, value in side.items() if seed in shown] for side in finite]
         if any(finite):
-            pair = None if test is None else corrected([test], own)[0]
             found[name] = Measure(
-                unit=METRICS[metric],
-                base=means[0],
-                new=means[1],
-                pair=pair,
+                unit=METRICS[metric][1],
+                base=mean(means[0]) if means[0] else None,
+                new=mean(means[1]) if means[1] else None,
+                pair=None if test is None else corrected([test], own)[0],
                 incomparable=different if all(finite) else "",
             )
     for name, pair in zip(tests, corrected(list(tests.values()), own), strict=True):
@@ -230,10 +241,6 @@ def _by_seed(metric: str, runs: Sequence[Run]) -> dict[int, float]:
     return found
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return mean(values) if values else None
-
-
 def _measured_differently(base: Sequence[Run], new: Sequence[Run]) -> str:
     """Return the name of the first property that makes the losses of two sets of runs incomparable, or ""."""
     for field, name in MEASURED_ON.items():
@@ -243,26 +250,10 @@ def _measured_differently(base: Sequence[Run], new: Sequence[Run]) -> str:
     return ""
 
 
-def _is_worse(loss: Measure | None) -> bool:
-    return loss is not None and loss.outcome is PairOutcome.WORSE
-
-
 def _is_lost(base: Sequence[Run], new: Sequence[Run]) -> bool:
     """Return whether base has a final loss, and the runs of new have all ended without one."""
     over = (Status.FINISHED, Status.FAILED)
     return any(run.counts for run in base) and all(run.status in over and not run.counts for run in new)
-
-
-def _compared(name: str, base: Sequence[Run], new: Sequence[Run], measures: Mapping[str, Measure]) -> Compared:
-    return Compared(
-        name=name,
-        base=tuple(run.name for run in base),
-        new=tuple(run.name for run in new),
-        base_ends=_ends(base),
-        new_ends=_ends(new),
-        measures=dict(measures),
-        notes=tuple(differences([run for run in (*base, *new) if run.counts])),
-    )
 
 
 def _ends(runs: Sequence[Run]) -> str:
@@ -325,21 +316,11 @@ def comparison_text(found: Comparison) -> str:
     return rendered("compare.txt.j2", c=found, measures=measures, method=method)
 
 
-METRIC_TITLES = {
-    "final_val_loss": ("final loss", 4),
-    "best_val_loss": ("best loss", 4),
-    "seconds": ("time", 1),
-    "tokens_per_second": ("speed", 0),
-    "peak_memory_mib": ("memory", 0),
-    "joules": ("energy", 0),
-}
-
-
 def measures(one: Compared, found: Comparison) -> Table:
     """Return the numbers of a configuration on both sides of a comparison."""
     rows = []
     for name, each in one.measures.items():
-        title, digits = METRIC_TITLES[name]
+        title, _, digits = METRICS[name]
         means = [UNKNOWN if value is None else f"{value:,.{digits}f}" for value in (each.base, each.new)]
         pair = each.pair
         cells = [UNKNOWN, "", "", ""]
