@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from html import unescape
 
@@ -14,7 +15,7 @@ from kmatrix.report import tables
 from kmatrix.report.analyse import analyse
 from kmatrix.report.page import render_page
 from kmatrix.report.ranking import COSTS
-from kmatrix.report.write import ending, markdown, summary
+from kmatrix.report.write import ending, markdown, original, results_csv, summary
 from kmatrix.verdict.family import Method
 from records_factory import FakeRun, make_matrix, replan, runs_with_seeds
 
@@ -112,6 +113,8 @@ def test_noise_that_four_digits_do_not_show_has_more(tmp_path):
     assert f"3.280023 ±{half:.6f} {stats.tstd(losses):.6f}" in text
     assert f"3.280023 ± {half:.6f}" in page
     assert "1. adamw val loss 3.280023" in short
+    runs = FakeRun(final_loss=3.28), FakeRun(optimizer="muon", final_loss=3.28002)
+    assert "< 0.0001 (one seed, not significant)" in texts_of(make_matrix(tmp_path / "one", runs))[0]
 
 
 def test_a_measured_zero_is_zero(tmp_path):
@@ -133,6 +136,8 @@ def test_simulated_energy_is_in_no_table_without_its_mark(tmp_path):
         record(run, FakeGpus(name=name))
     results = analyse(matrix)
     assert [run.joules_per_token is None for run in results.runs] == [False, True]
+    assert [original(run)["gpu_simulated"] for run in results.runs] == [False, True]
+    assert [row["simulated"] for row in csv.DictReader(results_csv(results).splitlines())] == ["false", "true"]
     found = [getattr(tables, name)(results) for name in ("runs", "cost", "devices", "target", "benchmarks")]
     assert [one.titles.index("energy") for one in found if "energy" in one.titles]
     for table in found:
