@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from kmatrix.errors import RecordError, note_damage, note_lines
 
 SCHEMA = 1  # of the files that this version writes
-field, replaced, as_tuple = msgspec.field, msgspec.structs.replace, msgspec.structs.astuple
+field, replaced, as_tuple, Meta = msgspec.field, msgspec.structs.replace, msgspec.structs.astuple, msgspec.Meta
 
 EXACT = 2**53  # integers up to here are exact in every JSON reader
 Int = Annotated[int, Meta(ge=-EXACT, le=EXACT)]

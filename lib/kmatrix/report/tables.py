@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kmatrix.gpu.balance import cv_text
+from kmatrix.gpu.balance import Balance, cv_text
 from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import RunNumbers, Status
 from kmatrix.report import wording
-from kmatrix.report.gpu.results import Balance
 from kmatrix.report.ranking import NOT_AMOUNTS
 from kmatrix.report.results import Configuration, Ranking, Results, Run, Scaling
 from kmatrix.text import UNKNOWN, count, duration, first_names, fixed, joules, plural, signed

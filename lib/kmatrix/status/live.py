@@ -236,7 +236,7 @@ def _waiting(run: RunDir) -> tuple[float | None, int | None]:
     ranks = read_ranks(run, most_bytes=RANK_BYTES)
     if ranks is None or ranks.slowest_share < STRAGGLER_SHARE:
         return None, None
-    return 100.0 * ranks.waiting, ranks.slowest
+    return 100.0 * ranks.straggler_time_share, ranks.slowest_rank
 
 
 class GpuView(Record, frozen=True, kw_only=True):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from kmatrix.records.decode import decode_line, decode_lines
+from kmatrix.records.decode import Meta, Record, decode_line, decode_lines
 from kmatrix.records.events import TimingLine
 from kmatrix.records.files import last_lines
 from kmatrix.records.paths import RunDir
@@ -16,20 +16,20 @@ from kmatrix.records.paths import RunDir
 HIDDEN_STRAGGLER = 0.05  # share of a run's time, above which a straggler is reported
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankNumbers:
+class Ranks(Record, frozen=True, kw_only=True):
     """The compute time of each rank, before it waits for the others."""
 
-    compute_ms: tuple[tuple[int, float], ...]  # rank and its mean per step
-    step_ms: float  # mean
-    efficiency: float  # mean / max of compute_ms, 1 is ideal
-    waiting: float  # share of step time that ranks wait on average for the slowest one of each step, 0 to 1
-    slowest: int  # rank that was the slowest in most steps
-    slowest_share: float  # share of the steps in which it was the slowest, 0 to 1
-    steps: int
+    compute_ms: Annotated[dict[str, float], Meta(description="rank -> mean per step, ms")]
+    step_ms: Annotated[float, Meta(description="mean time of a step, ms")]
+    steps: Annotated[int, Meta(description="steps that all ranks have timed")]
+    load_balance_efficiency: Annotated[float, Meta(description="mean / maximum of compute_ms, 1 is ideal")]
+    straggler_time_share: Annotated[float, Meta(description="time spent waiting for the slowest rank, 0 to 1")]
+    slowest_rank: Annotated[int, Meta(description="rank that was the slowest in most steps")]
+    slowest_share: Annotated[float, Meta(description="share of the steps in which it was, 0 to 1")]
+    hidden: Annotated[bool, Meta(description="ranks wait, although the balance of memory is excellent")] = False
 
 
-def read_ranks(run_dir: RunDir, *, most_bytes: int | None = None) -> RankNumbers | None:
+def read_ranks(run_dir: RunDir, *, most_bytes: int | None = None) -> Ranks | None:
     """Return the numbers of all ranks; None with fewer than two ranks, or without a common step.
 
     Load-balance efficiency is mean / max of the ranks' compute time: POP, co-design.pop-coe.eu.
@@ -57,7 +57,7 @@ def _lines(path: Path, most_bytes: int | None) -> list[TimingLine]:
     return [line for line in found if line is not None]
 
 
-def _numbers(timed: Mapping[int, Mapping[int, TimingLine]], common: Sequence[int]) -> RankNumbers:
+def _numbers(timed: Mapping[int, Mapping[int, TimingLine]], common: Sequence[int]) -> Ranks:
     """Return the numbers of ranks over the steps of which all of them wrote a line."""
     spent = dict.fromkeys(timed, 0.0)
     slowest: Counter[int] = Counter()
@@ -73,12 +73,12 @@ def _numbers(timed: Mapping[int, Mapping[int, TimingLine]], common: Sequence[int
         waited += (compute[slow] - math.fsum(compute.values()) / len(compute)) * steps
         lasted += math.fsum(lines[step].step_ms for lines in timed.values()) / len(timed) * steps
     (rank, times), count, most = slowest.most_common(1)[0], slowest.total(), max(spent.values())
-    return RankNumbers(
-        compute_ms=tuple((rank, value / count) for rank, value in spent.items()),
+    return Ranks(
+        compute_ms={str(rank): value / count for rank, value in spent.items()},
         step_ms=lasted / count,
-        efficiency=math.fsum(spent.values()) / len(spent) / most if most else 1.0,
-        waiting=waited / lasted if lasted else 0.0,
-        slowest=rank,
+        load_balance_efficiency=math.fsum(spent.values()) / len(spent) / most if most else 1.0,
+        straggler_time_share=waited / lasted if lasted else 0.0,
+        slowest_rank=rank,
         slowest_share=times / count,
         steps=count,
     )

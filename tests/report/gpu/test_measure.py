@@ -405,18 +405,17 @@ def test_what_only_the_recorder_knows_is_taken_from_its_summary_and_numbers_are_
     assert gpu.notes == ("the disk was slow",)
 
 
-@pytest.mark.parametrize("keep_summary", [True, False])
-def test_samples_that_were_deleted_leave_the_summary_or_the_text(tmp_path, keep_summary):
+def test_without_samples_the_text_is_read_and_without_both_nothing_was_recorded(tmp_path):
     run = RunDir(tmp_path)
     record(run, FakeGpus())
     expected = measured(run)
     run.gpu_samples.unlink()
-    for path in (run.gpu_stats, run.gpu_stats_multi) if keep_summary else (run.gpu_summary,):
-        path.unlink()
     gpu = measured(run)
     assert gpu.balance == expected.balance
     assert [device.memory_used.mean for device in gpu.gpus] == [device.memory_used.mean for device in expected.gpus]
-    assert any("its samples are missing" in note for note in gpu.notes) is keep_summary
+    for path in (run.gpu_stats, run.gpu_stats_multi):
+        path.unlink()
+    assert gpu_of(run, TrainingTotals()) is None
 
 
 def test_an_unreadable_recording_is_a_note_and_the_text_is_read(tmp_path):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kmatrix.gpu.devices import EXTRA_METRICS
-from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, SummaryFile
+from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, NO_POWER, NO_RESPONSE
 from kmatrix.gpu.xid import xid_text
-from kmatrix.records.decode import as_json, replaced
 from kmatrix.records.events import EventLine
-from kmatrix.report.gpu.results import Device, Statistics, Xid
-from kmatrix.report.gpu.samples import CPU, QUANTITIES, DeviceFacts, label_of
+from kmatrix.report.gpu.results import Device, Xid
 from kmatrix.text import duration, time_of_day
 
 NOTHING_RECORDED, XID = "nothing recorded", "xid"  # events of the recorder
@@ -59,57 +57,14 @@ def is_computed(text: str) -> bool:
     return any(part in text for part in (NO_RESPONSE, NO_POWER, EXCLUDED_ATTEMPT))
 
 
-def stored_devices(summary: SummaryFile, host: str) -> tuple[Device, ...]:
-    """Return devices whose samples are missing: the numbers that the recorder computed, over the whole recording."""
-    is_cpu = summary.device_type == CPU
-    return tuple(
-        Device(
-            label=label_of(DeviceFacts(index=gpu.gpu_index, name=gpu.gpu_name, rank=gpu.rank), host, is_cpu=is_cpu),
-            gpu_index=gpu.gpu_index,
-            gpu_name=gpu.gpu_name,
-            uuid=gpu.uuid,
-            rank=gpu.rank,
-            host=host or None,
-            samples=gpu.samples,
-            lost_at=gpu.lost_at,
-            lost_s=gpu.lost_s,
-            memory_total=gpu.memory_total,
-            capacity=None if is_cpu else gpu.memory_total,
-            joules=None if gpu.energy_gap else gpu.joules,
-            **facts_of_entry(gpu),
-            **_stored(gpu),
-        )
-        for gpu in summary.gpus
-    )
+def is_xid_of(event: EventLine, index: int, uuid: str) -> bool:
+    """Return whether an event has XID errors of a GPU."""
+    # The text has the UUID: an index alone may be of another machine.
+    return event.event == XID and event.gpu_index == index and uuid in (event.text or "")
 
 
-def _stored(gpu: DeviceEntry) -> dict[str, Any]:
-    """Return the statistics that the recorder computed."""
-    entries = {name: as_json(getattr(gpu, name)) for name in QUANTITIES}
-    return {name: Statistics(**entry) for name, entry in entries.items() if entry and None not in entry.values()}
-
-
-def with_xids(devices: Sequence[Device], events: Sequence[EventLine]) -> tuple[tuple[Device, ...], list[str]]:
-    """Return devices with the XID errors in these events, and notes about those of other devices."""
-    found: dict[tuple[int | None, int | None], list[EventLine]] = {}  # place of the device, index of the GPU
-    for event in events:
-        if event.event == XID and event.xid is not None:
-            # The text has the UUID: an index alone may be of another machine.
-            mine = (one.gpu_index == event.gpu_index and (one.uuid or "") in (event.text or "") for one in devices)
-            place = next((at for at, is_mine in enumerate(mine) if is_mine), None)
-            found.setdefault((place, event.gpu_index), []).append(event)
-    notes = [
-        f"GPU {index} of an earlier attempt: {xid_line(one)}"
-        for (place, index), others in found.items()
-        if place is None
-        for one in _by_code(others)
-    ]
-    known = (_by_code(found.get((place, one.gpu_index), ())) for place, one in enumerate(devices))
-    return tuple(replaced(one, xids=xids) for one, xids in zip(devices, known, strict=True)), notes
-
-
-def _by_code(events: Sequence[EventLine]) -> tuple[Xid, ...]:
-    """Return the XID errors of one device by code, in the order of their first time."""
+def xids_of(events: Iterable[EventLine]) -> tuple[Xid, ...]:
+    """Return the XID errors of one GPU by code, in the order of their first time."""
     codes: dict[int, list[EventLine]] = {}
     for event in events:
         codes.setdefault(event.xid or 0, []).append(event)
@@ -122,6 +77,15 @@ def _by_code(events: Sequence[EventLine]) -> tuple[Xid, ...]:
         )
         for code, same in codes.items()
     )
+
+
+def former_xids(events: Sequence[EventLine], devices: Sequence[Device]) -> list[str]:
+    """Return a note about the XID errors of each code of GPUs that are not among the devices."""
+    rest: dict[int | None, list[EventLine]] = {}
+    for event in events:
+        if event.event == XID and not any(is_xid_of(event, one.gpu_index, one.uuid or "") for one in devices):
+            rest.setdefault(event.gpu_index, []).append(event)
+    return [f"GPU {index} of an earlier attempt: {xid_line(xid)}" for index in rest for xid in xids_of(rest[index])]
 
 
 def xid_line(xid: Xid) -> str:

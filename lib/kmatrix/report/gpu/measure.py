@@ -7,51 +7,61 @@ whole recording; peaks and energy are of the whole. A sum over devices, attempts
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kmatrix.gpu.balance import balance_of
-from kmatrix.gpu.formats.summary import DeviceEntry, SummaryFile
+from kmatrix.gpu.balance import Balance, balance_of
+from kmatrix.gpu.formats.summary import SummaryFile
 from kmatrix.gpu.recorder.summary import NO_POWER, NO_RESPONSE
 from kmatrix.records.decode import decode_lines, decode_optional, replaced
-from kmatrix.records.events import EventLine, PhaseLine
+from kmatrix.records.events import EventLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, read_run_file_or_empty
 from kmatrix.report.gpu.energy import between, steps_of
 from kmatrix.report.gpu.facts import (
     facts_of_entry,
+    former_xids,
     is_computed,
+    is_xid_of,
     lost_now,
     problems_of,
     reasons_of,
-    stored_devices,
-    with_xids,
+    xids_of,
 )
 from kmatrix.report.gpu.recordings import Recording, RunRecordings, earlier_text, recordings_of
 from kmatrix.report.gpu.results import (
-    Balance,
     Balances,
     Device,
     Factors,
     Gpu,
     MeasuredDevice,
     Phase,
-    Ranks,
     Statistics,
     Totals,
     Training,
 )
 from kmatrix.report.gpu.samples import CPU, MEASURED, QUANTITIES, Array, Samples, label_of, unit_of
-from kmatrix.report.gpu.spans import ENDING, PHASES, SET_UP, TRAINING, Trained, spans_of, trained_attempts, training_of
-from kmatrix.report.metrics import Log
+from kmatrix.report.gpu.spans import (
+    ENDING,
+    PHASES,
+    SET_UP,
+    TRAINING,
+    Interval,
+    Trained,
+    attempts_of,
+    spans_of,
+    training_of,
+)
 from kmatrix.stats import complete_sum
-from kmatrix.status.stragglers import HIDDEN_STRAGGLER, RankNumbers, read_ranks
+from kmatrix.status.stragglers import HIDDEN_STRAGGLER, Ranks, read_ranks
 from kmatrix.text import duration, plural
 
+WHOLE = "recording"  # all of it, as a phase
 MIN_COVERAGE = 0.9  # share of a phase that must be sampled for its energy to be known
 SILENT_S = 1.0  # without any value for this long, a GPU did not respond
 JOULES_PER_KWH = 3.6e6
@@ -80,28 +90,21 @@ class _Part:
 
     samples: Samples
     steps: Array  # (samples - 1, devices), J
-    training: tuple[tuple[float, float], ...] | None  # s since the first sample; None: unknown
-    phases: Mapping[str, tuple[tuple[float, float], ...]]  # the same for each phase
+    spans: Mapping[str, Sequence[Interval]]  # WHOLE, TRAINING or another phase -> its time, s since the first sample
 
-    def seconds(self, spans: Sequence[tuple[float, float]]) -> float:
-        """Return the sampled time (s) in some spans: without gaps."""
-        begins, ends = np.array(spans, dtype=float).reshape(-1, 2).T
+    def spent(self, phase: str) -> Phase:
+        """Return the sampled time (s), without gaps, and the energy (J) of all devices in a phase."""
+        begins, ends = np.array(self.spans.get(phase, ()), dtype=float).reshape(-1, 2).T
         widths = np.diff(self.samples.time)[:, None]
-        return float(
-            between(self.samples.time, np.where(widths <= self.samples.gap_s, widths, 0.0), begins, ends).sum()
-        )
+        sampled = np.where(widths <= self.samples.gap_s, widths, 0.0)
+        seconds, joules = (between(self.samples.time, each, begins, ends).sum() for each in (sampled, self.steps))
+        return Phase(seconds=float(seconds), joules=_known(joules))
 
-    def joules(self, spans: Sequence[tuple[float, float]]) -> float | None:
-        """Return the energy (J) of all devices in some spans; None if a part of it is unknown."""
-        begins, ends = np.array(spans, dtype=float).reshape(-1, 2).T
-        return _known(between(self.samples.time, self.steps, begins, ends).sum())
-
-    def mask(self) -> Mask:
+    def trained(self) -> Mask:
         """Return which samples are of the training (samples,)."""
         inside = np.zeros(len(self.samples), dtype=bool)
-        for begin, end in self.training or ():
-            first, last = np.searchsorted(self.samples.time, (begin, end))
-            inside[first:last] = True
+        for interval in self.spans.get(TRAINING, ()):
+            inside[slice(*np.searchsorted(self.samples.time, interval))] = True
         return inside
 
 
@@ -109,22 +112,14 @@ class _Part:
 class _Node:
     """The numbers of the devices of one node."""
 
+    last: Recording
     devices: tuple[Device, ...]
-    trained: tuple[MeasuredDevice, ...] | None  # over the training; None: unknown
+    trained: tuple[MeasuredDevice, ...]  # over the training
     samples: int
-    hz: float | None
-    seconds: float | None
-    joules: float | None
     peak: float | None  # MiB
-    times: Mapping[str, float] = field(default_factory=dict)  # phase or TRAINING -> sampled s; empty: unknown
-    energies: Mapping[str, float | None] = field(default_factory=dict)  # the same -> J
-    device_type: str = ""
-    simulated: bool = False
-    energy_source: str | None = None
-    evidence: str = ""
-    doubt: str = ""
-    has_earlier: bool = False
-    notes: tuple[str, ...] = ()
+    spent: Mapping[str, Phase]  # WHOLE, TRAINING or another phase; those that are unknown are missing
+    has_earlier: bool
+    notes: Sequence[str]
 
 
 def gpu_of(run_dir: RunDir, totals: TrainingTotals, found: RunRecordings | None = None) -> Gpu | None:
@@ -133,15 +128,14 @@ def gpu_of(run_dir: RunDir, totals: TrainingTotals, found: RunRecordings | None 
     found: its recordings, None to read them. One that is unreadable gives numbers without devices, and a note why.
     """
     found = recordings_of(run_dir, cpu=totals.device == CPU) if found is None else found
-    nodes = {node: _node(found, node, totals) for node in found.folders}
     ranks = read_ranks(run_dir)
-    if not any(nodes.values()):
-        notes = (*found.notes, *reasons_of(decode_lines(run_dir.gpu_events, EventLine)))
-        if ranks is None and not notes:
-            return None
-        is_cpu = totals.device == CPU
-        return Gpu(device_type=CPU if is_cpu else None, ranks=_ranks(ranks, None), notes=notes, unit=unit_of(is_cpu))
-    return _combined(found, nodes, totals, ranks)
+    if found.recordings:
+        return _combined(found, totals, ranks)
+    notes = (*found.notes, *reasons_of(decode_lines(run_dir.gpu_events, EventLine)))
+    if ranks is None and not notes:
+        return None
+    is_cpu = totals.device == CPU
+    return Gpu(device_type=CPU if is_cpu else None, ranks=ranks, notes=notes, unit=unit_of(is_cpu))
 
 
 # ---- one node ----------------------------------------------------------------------------------------------------
@@ -149,151 +143,121 @@ def gpu_of(run_dir: RunDir, totals: TrainingTotals, found: RunRecordings | None 
 
 def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | None:
     """Return the numbers of one node; None without a recording."""
-    folder = found.folders[node]
     mine = [one for one in found.recordings if one.node == node]
-    summary = decode_optional(folder.gpu_summary, SummaryFile)
     if not mine:
-        return _from_summary(folder, summary, found.hosts.get(node, "")) if summary else None
-    last = mine[-1].samples
-    same = [one for one in mine if _identities(one.samples) == _identities(last)]
+        return None
+    folder, last = found.folders[node], mine[-1]
     attempts = attempts_of(folder, totals.last_times, is_first=node == 0)
     parts = [_part(one.samples, attempts, running=totals.running) for one in mine]
-    current = [part for one, part in zip(mine, parts, strict=True) if one in same]
-    notes = [note for one in mine for note in one.samples.notes]
-    notes += [_other_devices(one) for one in mine if one not in same]
-    entries = {(gpu.gpu_index, gpu.uuid or ""): gpu for gpu in summary.gpus} if summary else {}
-    notes += [text for text in summary.warnings if not is_computed(text)] if summary else []
+    others = [one for one in mine if _identities(one) != _identities(last)]
+    current = [part for one, part in zip(mine, parts, strict=True) if one not in others]
+    summary = decode_optional(folder.gpu_summary, SummaryFile) or SummaryFile()
     events = decode_lines(folder.gpu_events, EventLine)
-    devices, trained, lost = _devices(current, entries, lost_now(events), mine[-1].host)
-    notes += lost
-    seconds = [part.seconds([(0.0, math.inf)]) for part in parts]
-    has_time = any(part.samples.usual_s for part in parts)
-    times, energies, missing = _phases(parts, attempts) if attempts else ({}, {}, [])
-    devices, xid_notes = with_xids(devices, events)
+    devices, trained, lost = _devices(last, current, summary, events)
+    spent, missing = _spent(parts, attempts)
+    notes = [note for one in mine for note in one.samples.notes]
+    notes += [*map(_other_devices, others), *(text for text in summary.warnings if not is_computed(text)), *lost]
+    notes += [*_gap_note(parts), *missing, *former_xids(events, devices)]
     return _Node(
+        last=last,
         devices=devices,
-        trained=trained if attempts and any(one.memory_used or one.utilization for one in trained) else None,
+        trained=trained,
         samples=sum(len(part.samples) for part in parts),
-        hz=1 / last.usual_s if last.usual_s else None,
-        seconds=math.fsum(seconds) if has_time else None,
-        joules=complete_sum([_known(part.steps.sum()) for part in parts]) if has_time else None,
-        peak=max((peak for part in parts if (peak := _peak(part.samples)) is not None), default=None),
-        times=times,
-        energies=energies,
-        device_type=last.device_type,
-        simulated=last.simulated,
-        energy_source=last.energy_source,
-        evidence=mine[-1].evidence,
-        doubt=last.doubt,
-        has_earlier=len(mine) > len(same),
-        notes=tuple(dict.fromkeys([*notes, *_gap_note(parts), *missing, *xid_notes])),
+        peak=max((peak for one in mine if (peak := _peak(one.samples)) is not None), default=None),
+        spent=spent,
+        has_earlier=bool(others),
+        notes=list(dict.fromkeys(notes)),
     )
 
 
-def _from_summary(folder: RunDir, summary: SummaryFile, host: str) -> _Node | None:
-    """Return the numbers of a node whose samples are missing, over the whole recording; None if it has none."""
-    devices = stored_devices(summary, host)
-    if not any(device.samples for device in devices):
-        return None
-    return _Node(
-        devices=devices,
-        trained=None,
-        samples=summary.samples or 0,
-        hz=summary.hz_reached,
-        seconds=summary.seconds,
-        joules=complete_sum([device.joules for device in devices]),
-        peak=summary.totals.memory_used_max,
-        device_type=summary.device_type or "",
-        simulated=summary.simulated,
-        energy_source=summary.energy_source,
-        evidence=f"{folder.name}/{folder.gpu_summary.name}",
-        notes=(*summary.warnings, "its samples are missing: numbers of the whole recording, without phases"),
-    )
-
-
-def _identities(samples: Samples) -> list[tuple[int, str, str]]:
-    return [(one.index, one.uuid, one.name) for one in samples.devices]
-
-
-def attempts_of(folder: RunDir, last_times: Mapping[int, float] | None, *, is_first: bool) -> list[Trained]:
-    """Return the attempts of a node by its log of phases. is_first: it has the log of metrics, too."""
-    lines = decode_lines(folder.phases, PhaseLine)
-    if not is_first:
-        return trained_attempts(lines, None)  # the log of metrics has the clock of another machine
-    if last_times is None:
-        killed = {line.attempt for line in lines} - {line.attempt for line in lines if line.phase == ENDING}
-        last_times = Log(folder.metrics).last_times if killed else {}
-    return trained_attempts(lines, last_times)
+def _identities(one: Recording) -> list[tuple[int, str, str]]:
+    return [(device.index, device.uuid, device.name) for device in one.samples.devices]
 
 
 def _part(samples: Samples, attempts: Sequence[Trained], *, running: bool) -> _Part:
-    if not attempts:
-        return _Part(samples=samples, steps=steps_of(samples), training=None, phases={})
-    spans = spans_of(samples, attempts, running=running)
-    phases = {phase: tuple((one.begin, one.end) for one in spans if one.phase == phase) for phase in PHASES}
-    # Up to the last sample, which is the begin of nothing.
-    training = tuple(training_of(spans, float(samples.time[-1])))
-    return _Part(samples=samples, steps=steps_of(samples), training=training, phases=phases)
+    intervals: dict[str, Sequence[Interval]] = {WHOLE: [(0.0, math.inf)]}
+    if attempts:
+        spans = spans_of(samples, attempts, running=running)
+        # Up to the last sample, which is the begin of nothing.
+        intervals[TRAINING] = training_of(spans, float(samples.time[-1]))
+        for phase in PHASES:
+            intervals[phase] = [(one.begin, one.end) for one in spans if one.phase == phase]
+    return _Part(samples=samples, steps=steps_of(samples), spans=intervals)
+
+
+def _spent(parts: Sequence[_Part], attempts: Sequence[Trained]) -> tuple[dict[str, Phase], list[str]]:
+    """Return the time and energy of each phase that is known, and a note about those of unknown energy."""
+    took = Counter[str]()  # phase -> s
+    for attempt in attempts:
+        for phase, seconds in attempt.seconds().items():
+            took[phase] += seconds  # type: ignore[assignment]
+    found, missing = {}, []
+    has_time = any(part.samples.usual_s for part in parts)
+    for phase in (*([WHOLE] if has_time else []), *((TRAINING, *PHASES) if attempts else ())):
+        each = [part.spent(phase) for part in parts]
+        seconds, joules = math.fsum(one.seconds for one in each), complete_sum([one.joules for one in each])
+        if seconds < MIN_COVERAGE * took[phase]:
+            joules = None
+            missing.append(f"{duration(seconds)} of {duration(took[phase])} of {phase}")
+        found[phase] = Phase(seconds=seconds, joules=joules)
+    return found, [f"energy unknown: recorded were {', '.join(missing)}"] if missing else []
 
 
 def _devices(
-    parts: Sequence[_Part], entries: Mapping[tuple[int, str], DeviceEntry], lost_now: Mapping[int, float], host: str
+    one: Recording, parts: Sequence[_Part], summary: SummaryFile, events: Sequence[EventLine]
 ) -> tuple[tuple[Device, ...], tuple[MeasuredDevice, ...], list[str]]:
-    """Return the devices over the whole recordings, and over the training; and notes about lost ones.
+    """Return the devices of a recording over all recordings of them, and over the training; notes about lost ones.
 
-    entries: of gpu_summary.json, by index and UUID.  lost_now: index -> since when the recorder has lost a GPU, Unix s.
+    one: the last recording. parts: of these devices.
     """
-    last = parts[-1].samples
-    is_cpu = last.device_type == CPU
-    may_be_lost = not is_cpu and last.shows_losses
-    has_time = any(part.samples.usual_s for part in parts)
-    count = len(last.devices)
+    last = one.samples
+    count, is_cpu = len(last.devices), last.device_type == CPU
     whole: list[dict[str, Any]] = [{} for _ in range(count)]
     trained: list[dict[str, Any]] = [{} for _ in range(count)]
     known = [np.zeros((len(part.samples), count), dtype=bool) for part in parts]
-    masks = [part.mask() for part in parts]
+    masks = [part.trained() for part in parts]
     for quantity in MEASURED:
-        columns = [part.samples.values[quantity] for part in parts if quantity in part.samples.values]
-        if len(columns) < len(parts):
-            continue
+        columns = [part.samples.values[quantity] for part in parts]
         known = [before | ~np.isnan(column) for before, column in zip(known, columns, strict=True)]
         if quantity in QUANTITIES:
             rest = [column[mask] for column, mask in zip(columns, masks, strict=True)]
             for at in range(count):
-                _add(whole[at], quantity, [column[:, at] for column in columns])
-                _add(trained[at], quantity, [column[:, at] for column in rest])
-    joules = [complete_sum([_known(part.steps[:, at].sum()) for part in parts]) for at in range(count)]
+                whole[at][quantity] = _statistics([column[:, at] for column in columns])
+                trained[at][quantity] = _statistics([column[:, at] for column in rest])
+    entries = {(gpu.gpu_index, gpu.uuid or ""): gpu for gpu in summary.gpus}
+    has_time, since = any(part.samples.usual_s for part in parts), lost_now(events)
     found: list[Device] = []
     notes: list[str] = []
     for at, facts in enumerate(last.devices):
-        label = label_of(facts, host, is_cpu=is_cpu)
+        label = label_of(facts, one.host, is_cpu=is_cpu)
+        joules = complete_sum([_known(part.steps[:, at].sum()) for part in parts]) if has_time else None
+        may_be_lost = not is_cpu and last.shows_losses
         lost_at, lost_s = _lost(parts, known, at) if may_be_lost else (None, 0.0)
-        lost_at = lost_now.get(facts.index) if lost_at is None else lost_at  # too short for samples to tell
+        lost_at = since.get(facts.index) if lost_at is None else lost_at  # too short for samples to tell
+        if lost_s and lost_at is None:
+            unknown = "its energy and mean power are" if joules is None else "its mean power is"
+            notes.append(f"{label} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest")
+        if lost_s or lost_at is not None:
+            whole[at]["power"] = trained[at]["power"] = None
+        elif has_time and joules is None and whole[at]["power"] and may_be_lost:
+            notes.append(f"{label} {NO_POWER} {last.gap_s:g} s: its energy is unknown")
         device = Device(
             label=label,
             gpu_index=facts.index,
             gpu_name=facts.name,
             uuid=facts.uuid or None,
             rank=facts.rank,
-            host=host or None,
+            host=one.host or None,
             samples=sum(int(np.count_nonzero(is_known[:, at])) for is_known in known),
             lost_at=lost_at,
             lost_s=lost_s,
             memory_total=facts.memory_total,
             capacity=None if is_cpu else facts.memory_total,
-            joules=joules[at] if has_time else None,
+            joules=joules,
+            xids=xids_of(event for event in events if is_xid_of(event, facts.index, facts.uuid)),
             **facts_of_entry(entries.get((facts.index, facts.uuid))),
             **whole[at],
         )
-        is_lost = lost_s > 0 or lost_at is not None
-        if is_lost and lost_at is None:
-            unknown = "its energy and mean power are" if device.joules is None else "its mean power is"
-            notes.append(f"{label} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest")
-        elif has_time and device.joules is None and device.power and not is_lost and may_be_lost:
-            notes.append(f"{label} {NO_POWER} {last.gap_s:g} s: its energy is unknown")
-        if is_lost:
-            device = replaced(device, power=None)
-            trained[at].pop("power", None)
         found.append(device)
     over_training = (
         MeasuredDevice(label=one.label, gpu_index=one.gpu_index, uuid=one.uuid, rank=one.rank, host=one.host, **its)
@@ -302,17 +266,14 @@ def _devices(
     return tuple(found), tuple(over_training), notes
 
 
-def _add(found: dict[str, Statistics], quantity: str, values: Sequence[Array]) -> None:
-    """Add the statistics of a quantity if it has a value."""
+def _statistics(values: Sequence[Array]) -> Statistics | None:
+    """Return the statistics of the known values, None without any."""
     every = np.concatenate(values)
-    if (known := every[~np.isnan(every)]).size:
-        found[quantity] = Statistics(
-            mean=float(known.mean()),
-            deviation=float(known.std()),
-            min=float(known.min()),
-            max=float(known.max()),
-            count=known.size,
-        )
+    known = every[~np.isnan(every)]
+    if not known.size:
+        return None
+    low, high = float(known.min()), float(known.max())
+    return Statistics(mean=float(known.mean()), deviation=float(known.std()), min=low, max=high, count=known.size)
 
 
 def _lost(parts: Sequence[_Part], known: Sequence[Mask], device: int) -> tuple[float | None, float]:
@@ -336,25 +297,6 @@ def _peak(samples: Samples) -> float | None:
     return float(np.nansum(known, axis=1).max()) if len(known) else None
 
 
-def _phases(
-    parts: Sequence[_Part], attempts: Sequence[Trained]
-) -> tuple[dict[str, float], dict[str, float | None], list[str]]:
-    """Return phase, or TRAINING -> sampled time (s), and -> energy (J); and a note about those of unknown energy."""
-    times, energies, missing = {}, {}, []
-    took = dict.fromkeys((TRAINING, *PHASES), 0.0)
-    for one in attempts:
-        for phase, seconds in one.seconds().items():
-            took[phase] += seconds
-    for phase in (TRAINING, *PHASES):
-        spans = [(part, (part.training or ()) if phase == TRAINING else part.phases.get(phase, ())) for part in parts]
-        times[phase] = math.fsum(part.seconds(own) for part, own in spans)
-        energies[phase] = complete_sum([part.joules(own) for part, own in spans])
-        if times[phase] < MIN_COVERAGE * took[phase]:
-            energies[phase] = None
-            missing.append(f"{duration(times[phase])} of {duration(took[phase])} of {phase}")
-    return times, energies, [f"energy unknown: recorded were {', '.join(missing)}"] if missing else []
-
-
 def _gap_note(parts: Sequence[_Part]) -> list[str]:
     """Return a note about the gaps of recordings, other than those between two attempts."""
     gaps = []
@@ -362,7 +304,7 @@ def _gap_note(parts: Sequence[_Part]) -> list[str]:
         widths = np.diff(part.samples.time)
         for place in np.flatnonzero(widths > part.samples.gap_s):
             begin = part.samples.time[place]
-            between_attempts = [*part.phases.get(SET_UP, ()), *part.phases.get(ENDING, ())]
+            between_attempts = [*part.spans.get(SET_UP, ()), *part.spans.get(ENDING, ())]
             if not any(first <= begin <= end for first, end in between_attempts):
                 gaps.append(float(widths[place]))
     return [f"nothing was recorded for {duration(math.fsum(gaps))} in {plural(len(gaps), 'gap')}"] if gaps else []
@@ -380,151 +322,114 @@ def _other_devices(one: Recording) -> str:
 # ---- all nodes ---------------------------------------------------------------------------------------------------
 
 
-def _combined(
-    found: RunRecordings, nodes: Mapping[int, _Node | None], totals: TrainingTotals, ranks: RankNumbers | None
-) -> Gpu:
+def _combined(found: RunRecordings, totals: TrainingTotals, ranks: Ranks | None) -> Gpu:
     """Return the numbers of all nodes of a run, at least one with a recording. No clocks of two are compared."""
+    nodes = {node: _node(found, node, totals) for node in found.folders}
     known = [one for one in nodes.values() if one is not None]
     first, several = known[0], len(nodes) > 1
-    factors = _factors(read_run_file_or_empty(found.folders[0]))
+    last = first.last.samples
     silent = [found.hosts[node] for node, one in nodes.items() if one is None]
-    whole: list[None] = [None] if silent else []  # makes a sum unknown
-    devices = tuple(device for one in known for device in one.devices)
-    is_cpu = first.device_type == CPU
-    doubt = next((one.doubt for one in known if one.doubt), "")
-    has_earlier = any(one.has_earlier for one in known)
     notes = [*found.notes, *([f"nothing recorded on {', '.join(silent)}"] if silent else [])]
     for node, one in nodes.items():
-        host = f"{found.hosts[node]}: " if several else ""
-        notes += [f"{host}{note}" for note in one.notes] if one else []
-    seconds = min((one.seconds for one in known if one.seconds is not None), default=None)
-    joules = complete_sum([*(one.joules for one in known), *whole])
-    per_token = None if joules is None or not totals.tokens else joules / totals.tokens
-    if per_token and totals.seconds and seconds is not None and seconds < MIN_COVERAGE * totals.seconds:
-        notes.append(f"J/token unknown: {duration(seconds)} of {duration(totals.seconds)} of the run were recorded")
-        per_token = None
-    training = _training(known, whole, totals, doubt=doubt, has_earlier=has_earlier)
+        notes += [f"{found.hosts[node]}: {note}" if several else note for note in one.notes] if one else []
+    devices = tuple(device for one in known for device in one.devices)
+    trained = tuple(device for one in known for device in one.trained)
+    is_cpu = last.device_type == CPU
+    doubt = next((one.last.samples.doubt for one in known if one.last.samples.doubt), "")
+    has_earlier = any(one.has_earlier for one in known)
+
+    def period(phase: str, devices: Sequence[MeasuredDevice], tokens: int | None) -> dict[str, Any]:
+        """Return the fields of a `Period`: a sum is unknown if a node recorded nothing."""
+        each = [one.spent.get(phase) for one in known]
+        seconds = min((one.seconds for one in each if one), default=None)
+        joules = complete_sum([one.joules if one else None for one in each]) if not silent else None
+        per_token = joules / tokens if joules is not None and tokens else None
+        memory, power = ([_mean(device, name) for device in devices] for name in ("memory_used", "power"))
+        used = [mean for device in devices if (mean := _mean(device, "utilization")) is not None]
+        mean_power = complete_sum(power)
+        if has_earlier and mean_power is not None:  # attempts on other devices
+            mean_power = joules / seconds if joules is not None and seconds else None
+        return {
+            "seconds": seconds,
+            "joules": joules,
+            "joules_per_token": per_token,
+            "tokens_per_joule": 1 / per_token if per_token else None,
+            "mean_power": mean_power,
+            "utilization": math.fsum(used) / len(used) if used else None,
+            "memory_used_mean": complete_sum(memory) if not silent else None,
+        }
+
+    whole = period(WHOLE, devices, totals.tokens)
+    if whole["joules_per_token"] and totals.seconds and whole["seconds"] < MIN_COVERAGE * totals.seconds:
+        recorded = f"{duration(whole['seconds'])} of {duration(totals.seconds)} of the run were recorded"
+        notes.append(f"J/token unknown: {recorded}")
+        whole = period(WHOLE, devices, None)
     balance = _balances(devices, doubt, is_cpu=is_cpu)
-    sizes = {device.host: device.memory_total for device in devices}.values() if is_cpu else None
+    training = None
+    if all(TRAINING in one.spent and any(d.memory_used or d.utilization for d in one.trained) for one in known):
+        over = period(TRAINING, trained, totals.tokens)
+        training = Training(**over, balance=_balances(trained, doubt, is_cpu=is_cpu), gpus=trained)
+    factors = _factors(read_run_file_or_empty(found.folders[0]))
+    sizes = {device.host: device.memory_total for device in devices} if is_cpu else {}  # ranks share that of their host
+    cost = _cost(whole["joules"], whole["seconds"], len(devices), totals, factors, is_cpu=is_cpu)
     return Gpu(
-        evidence=first.evidence,
-        device_type=first.device_type or None,
+        evidence=first.last.evidence,
+        device_type=last.device_type or None,
         unit=unit_of(is_cpu),
         names="" if is_cpu else ", ".join(dict.fromkeys(device.gpu_name for device in devices)),
-        simulated=first.simulated,
+        simulated=last.simulated,
         samples=sum(one.samples for one in known),
-        hz_reached=first.hz,
-        energy_source=first.energy_source if joules is not None else None,
+        hz_reached=1 / last.usual_s if last.usual_s else None,
+        energy_source=last.energy_source if whole["joules"] is not None else None,
         gpus=devices,
         totals=Totals(
-            seconds=seconds,
-            joules=joules,
-            joules_per_token=per_token,
-            tokens_per_joule=1 / per_token if per_token else None,
-            mean_power=_mean_power(devices, joules, seconds, has_earlier=has_earlier),
-            utilization=_utilization(devices),
-            memory_used_mean=complete_sum([*map(_memory, devices), *whole]),
+            **whole,
+            **cost,
             memory_used_max=None if several else first.peak,
-            memory_total=complete_sum(list(sizes) if sizes else [device.memory_total for device in devices]),
+            memory_total=complete_sum([*sizes.values()] or [device.memory_total for device in devices]),
             capacity=complete_sum([device.capacity for device in devices]),
             mfu=totals.mfu,
-            **_cost(joules, seconds, len(devices), totals, factors, is_cpu=is_cpu),
         ),
         balance=balance,
         training=training,
-        phases=_phases_of(known),
+        phases={
+            phase: Phase(
+                seconds=first.spent[phase].seconds, joules=complete_sum([one.spent[phase].joules for one in known])
+            )
+            for phase in PHASES
+            if all(phase in one.spent for one in known) and first.spent[phase].seconds > 0
+        },
         factors=factors,
         reused=totals.reused,
         has_earlier=has_earlier,
-        ranks=_ranks(ranks, (training.balance if training else balance).memory),
+        ranks=ranks and _marked(ranks, (training.balance if training else balance).memory),
         problems=tuple(problem for device in devices for problem in problems_of(device)),
         notes=tuple(notes),
     )
 
 
-def _training(
-    known: Sequence[_Node], whole: Sequence[None], totals: TrainingTotals, *, doubt: str, has_earlier: bool
-) -> Training | None:
-    """Return the training on all nodes; None if it is unknown for one. whole: a None if a node recorded nothing."""
-    trained = [one.trained for one in known]
-    if not all(trained):
-        return None
-    devices = tuple(device for one in trained for device in one or ())
-    seconds = min(one.times[TRAINING] for one in known)
-    joules = complete_sum([*(one.energies[TRAINING] for one in known), *whole])
-    per_token = None if joules is None or not totals.tokens else joules / totals.tokens
-    return Training(
-        seconds=seconds,
-        joules=joules,
-        joules_per_token=per_token,
-        tokens_per_joule=1 / per_token if per_token else None,
-        mean_power=_mean_power(devices, joules, seconds, has_earlier=has_earlier),
-        utilization=_utilization(devices),
-        memory_used_mean=complete_sum([*map(_memory, devices), *whole]),
-        balance=_balances(devices, doubt, is_cpu=known[0].device_type == CPU),
-        gpus=devices,
-    )
-
-
-def _phases_of(known: Sequence[_Node]) -> dict[str, Phase]:
-    """Return the phases of a run: the time of the first node, the energy of all."""
-    if not all(one.times for one in known):
-        return {}
-    return {
-        phase: Phase(seconds=known[0].times[phase], joules=complete_sum([one.energies[phase] for one in known]))
-        for phase in PHASES
-        if known[0].times[phase] > 0
-    }
-
-
-def _memory(device: MeasuredDevice) -> float | None:
-    return device.memory_used.mean if device.memory_used else None
-
-
-def _mean_power(
-    devices: Sequence[MeasuredDevice], joules: float | None, seconds: float | None, *, has_earlier: bool
-) -> float | None:
-    """Return the power of all devices, W; with attempts on other devices, energy / time."""
-    power = complete_sum([device.power.mean if device.power else None for device in devices])
-    if power is None or not has_earlier:
-        return power
-    return joules / seconds if joules is not None and seconds else None
-
-
-def _utilization(devices: Sequence[MeasuredDevice]) -> float | None:
-    known = [device.utilization.mean for device in devices if device.utilization]
-    return math.fsum(known) / len(known) if known else None
+def _mean(device: MeasuredDevice, quantity: str) -> float | None:
+    known: Statistics | None = getattr(device, quantity)
+    return known.mean if known else None
 
 
 def _balances(devices: Sequence[MeasuredDevice], doubt: str, *, is_cpu: bool) -> Balances:
     """Return how evenly devices are used. doubt: why they cannot be compared."""
     if doubt or len(devices) < 2:
         return Balances(unknown=doubt or f"one {unit_of(is_cpu)}")
-    found: dict[str, Balance] = {}
-    reason = ""
-    for name, quantity in (("memory", "memory_used"), ("utilization", "utilization"), ("power", "power")):
-        means = [known.mean for device in devices if (known := getattr(device, quantity)) is not None]
-        if len(means) == len(devices) and any(means) and (balance := balance_of(means)):
-            found[name] = Balance(cv=balance.cv, quality=balance.quality)
-        elif name == "memory":
-            reason = "nothing used" if len(means) == len(devices) else "unknown for a device"
-    return Balances(**found, unknown=reason)
+    found: list[Balance | None] = []
+    for quantity in ("memory_used", "utilization", "power"):
+        means = [mean for device in devices if (mean := _mean(device, quantity)) is not None]
+        found.append(balance_of(means) if len(means) == len(devices) and any(means) else None)
+    is_known = all(device.memory_used for device in devices)
+    reason = "" if found[0] else "nothing used" if is_known else "unknown for a device"
+    return Balances(memory=found[0], utilization=found[1], power=found[2], unknown=reason)
 
 
-def _ranks(ranks: RankNumbers | None, memory: Balance | None) -> Ranks | None:
-    if ranks is None:
-        return None
+def _marked(ranks: Ranks, memory: Balance | None) -> Ranks:
+    """Return the timing of ranks, and whether the balance of their memory hides a straggler."""
     is_even = memory is not None and memory.quality == "Excellent"
-    return Ranks(
-        compute_ms={str(rank): value for rank, value in ranks.compute_ms},
-        step_ms=ranks.step_ms,
-        steps=ranks.steps,
-        load_balance_efficiency=ranks.efficiency,
-        straggler_time_share=ranks.waiting,
-        slowest_rank=ranks.slowest,
-        slowest_share=ranks.slowest_share,
-        hidden=is_even and ranks.waiting > HIDDEN_STRAGGLER,
-    )
+    return replaced(ranks, hidden=is_even and ranks.straggler_time_share > HIDDEN_STRAGGLER)
 
 
 def _known(value: float) -> float | None:

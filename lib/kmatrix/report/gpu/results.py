@@ -6,7 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from kmatrix.gpu.balance import Balance
 from kmatrix.records.decode import Record, field
+from kmatrix.status.stragglers import Ranks
 
 
 class Statistics(Record, frozen=True, kw_only=True):
@@ -62,13 +64,6 @@ class Device(MeasuredDevice, frozen=True, kw_only=True):
     extras: Annotated[dict[str, float], Meta(description="means of further metrics of the driver")] = field(
         default_factory=dict
     )
-
-
-class Balance(Record, frozen=True, kw_only=True):
-    """How evenly devices are used."""
-
-    cv: Annotated[float, Meta(description="population deviation / mean of the means of all devices, %")]
-    quality: Annotated[str, Meta(description="Excellent below 5 %, Good below 10 %, Fair below 20 %, else Poor")]
 
 
 class Balances(Record, frozen=True, kw_only=True):
@@ -128,19 +123,6 @@ class Phase(Record, frozen=True, kw_only=True):
 
     seconds: Annotated[float, Meta(description="sampled time, s; over several nodes, that of the first one")]
     joules: Annotated[float | None, Meta(description="energy of all devices, J; null if it is not known of 90 %")]
-
-
-class Ranks(Record, frozen=True, kw_only=True):
-    """The compute time of each rank, before it waits for the others."""
-
-    compute_ms: Annotated[dict[str, float], Meta(description="rank -> mean per step, ms")]
-    step_ms: Annotated[float, Meta(description="mean time of a step, ms")]
-    steps: Annotated[int, Meta(description="steps that all ranks have timed")]
-    load_balance_efficiency: Annotated[float, Meta(description="mean / maximum of compute_ms, 1 is ideal")]
-    straggler_time_share: Annotated[float, Meta(description="time spent waiting for the slowest rank, 0 to 1")]
-    slowest_rank: Annotated[int, Meta(description="rank that was the slowest in most steps")]
-    slowest_share: Annotated[float, Meta(description="share of the steps in which it was, 0 to 1")]
-    hidden: Annotated[bool, Meta(description="ranks wait, although the balance of memory is excellent")] = False
 
 
 class Gpu(Record, frozen=True, kw_only=True):

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kmatrix.report.gpu.measure import attempts_of
 from kmatrix.report.gpu.recordings import Recording, RunRecordings
 from kmatrix.report.gpu.samples import CPU, Array, DeviceFacts, Samples, label_of
-from kmatrix.report.gpu.spans import Span, spans_of
+from kmatrix.report.gpu.spans import Span, attempts_of, spans_of
 
 COLUMNS = 180  # about one per 4 pixels of a figure
 MOST_LINES = 8  # devices that are drawn as lines; more are a band
