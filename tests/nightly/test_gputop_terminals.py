@@ -77,7 +77,7 @@ def test_recordings_are_drawn_and_compared_as_the_original_project_does(clone, t
     compared = clone.run("env", "-C", str(tmp_path), clone.python, script, "--compare", *files)
     assert compared.returncode == 0, compared.stderr
     assert "+50.0 %" in compared.stdout
-    for name in ("first_plot.png", "gpu_comparison.png", "gpu_comparison_histograms.png"):
+    for name in ("first_plot.png", "gpu_comparison_plot.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     refused = clone.run(clone.python, script, "--compare", files[0], str(tmp_path / "missing.json"))
     assert refused.returncode == 2
