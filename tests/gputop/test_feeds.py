@@ -175,6 +175,7 @@ def test_a_lost_gpu_is_shown_again_after_recovery(source):
     found = monitor.read()
     assert found.snapshot.samples[1].utilization == 60.0
     assert found.snapshot.time == pytest.approx(time.time(), abs=5)
+    assert (lost.snapshot.monotonic, found.snapshot.monotonic) == (110.0, 120.0)
 
 
 # ---- selection ---------------------------------------------------------------------------------------------------

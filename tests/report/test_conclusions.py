@@ -155,6 +155,19 @@ def test_two_runs_of_one_configuration_and_seed_both_count(tmp_path):
     assert all("adamw" in text for text in texts_of(matrix))
 
 
+def test_with_adaptive_seeds_the_mean_is_over_the_losses_of_the_verdict(tmp_path):
+    """A second run of seed 1 is not the one that a round asked for."""
+    losses = {"adamw": [3.30, 3.31, 3.29, 9.0], "muon": [3.20, 3.21, 3.19, 9.1]}
+    runs = [run for name, known in losses.items() for run in runs_with_seeds(4, known, optimizer=name)]
+    matrix = make_matrix(tmp_path, runs, verdict={"seeds_auto": True, "seeds": [1, 2, 3], "seeds_min": 3})
+    replan(matrix, lambda run: {**run, "train": {**run["train"], "seed": run["train"]["seed"] % 4 or 1}})
+    results = analyse(matrix)
+    assert {one.name: one.mean for one in results.configurations} == {
+        "muon": pytest.approx(3.2), "adamw": pytest.approx(3.3)
+    }  # fmt: skip
+    assert results.rankings[0].seeds_auto.unused == 2
+
+
 def test_a_number_in_the_text_of_others_stays_as_it_is(tmp_path):
     reason = "exit status -1 at 3-1"
     failed = FakeRun(optimizer="sgd", status="failed", reason=reason, stop_at=40, log_tail=("x = -1",))
