@@ -12,11 +12,7 @@ from kmatrix.records import attempts
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.matrix import CODE
 from kmatrix.records.paths import RunDir
-from kmatrix.report.reproduction import (
-    changes,
-    describe_repetition,
-    repetition,
-)
+from kmatrix.report.reproduction import changes, repetition
 
 PROVENANCE = {"code": "c0de", "python": "3.11.7", "cpu": "EPYC", "host": "n1"}
 PROVENANCE |= {"versions": {"torch": "2.13.0"}, "environment": {}}
@@ -55,13 +51,13 @@ def change_run_json(run, **changes):
 
 def test_runs_with_the_same_log_are_equal_whatever_time_they_took(runs):
     found = repetition(*runs)
-    assert (found.equal, found.steps, found.numbers) == (True, 4, 8)
-    assert describe_repetition(found) == ["equal bit for bit: 8 values in 4 steps"]
+    assert found.equal
+    assert found.lines() == ["equal bit for bit: 8 values in 4 steps"]
 
 
 def test_a_difference_in_the_last_bit_of_a_loss_is_found_and_printed_exactly(runs):
     change_metrics(runs[1], 2, **{"train/loss": 4.800000000000001})
-    assert describe_repetition(repetition(*runs)) == [
+    assert repetition(*runs).lines() == [
         "not equal: 1 of 8 values in 4 steps differ",
         "first at step 2: train/loss 4.8 -> 4.800000000000001 (difference 8.88e-16)",
     ]
@@ -70,16 +66,16 @@ def test_a_difference_in_the_last_bit_of_a_loss_is_found_and_printed_exactly(run
 def test_the_first_and_the_largest_difference_are_printed(runs):
     change_metrics(runs[1], 1, **{"train/loss": 4.9001})
     change_metrics(runs[1], 3, **{"train/loss": 4.5})
-    first, largest = describe_repetition(repetition(*runs))[1:]
+    first, largest = repetition(*runs).lines()[1:]
     assert first.startswith("first at step 1: train/loss 4.9 -> 4.9001")
     assert largest.startswith("largest at step 3: train/loss 4.7 -> 4.5")
 
 
 def test_an_unfinished_run_is_compared_up_to_its_last_logged_step(runs):
     append_jsonl(runs[1].metrics, {"step": 4, "attempt": 1, "train/loss": 4.6})
-    assert repetition(*runs).differences[0].was is None
+    assert repetition(*runs).values[4, "train/loss"] == (None, 4.6)
     write_json(runs[0].result, {"status": "stopped"})
-    assert (repetition(*runs).equal, repetition(*runs).steps) == (True, 4)
+    assert repetition(*runs).lines() == ["equal bit for bit: 8 values in 4 steps"]
 
 
 def test_lines_that_a_resume_made_void_are_not_compared(runs):
@@ -90,7 +86,7 @@ def test_lines_that_a_resume_made_void_are_not_compared(runs):
 
 def test_two_runs_without_numbers_do_not_count_as_equal(tmp_path):
     found = repetition(RunDir(tmp_path / "a"), RunDir(tmp_path / "b"))
-    assert describe_repetition(found) == ["nothing to compare: no values were logged"]
+    assert found.lines() == ["nothing to compare: no values were logged"]
 
 
 def test_equality_is_promised_for_the_same_code_torch_and_processor_on_the_cpu(runs):

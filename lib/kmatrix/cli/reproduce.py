@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Collection
@@ -20,7 +21,7 @@ from kmatrix.records.checkpoints import Checkpoints
 from kmatrix.records.matrix import CODE, LOCAL, run_files
 from kmatrix.records.paths import RunDir, program_environment
 from kmatrix.records.runs import read_run_file_or_empty
-from kmatrix.report.reproduction import Changes, changes, describe_distance, describe_repetition, repetition
+from kmatrix.report.reproduction import Changes, changes, repetition
 from kmatrix.text import first_names, make_command, shown
 
 # Files of the run, which may have another path now.
@@ -76,7 +77,7 @@ def _compare(was: RunDir, now: RunDir, neutral: Collection[str]) -> int:
     weights, text = _weights(was, now)
     equal = found.equal and weights is not False and not changed.configuration
     print(f"\n{shown(was.path)} and its repetition {shown(now.path)}:")
-    for line in [*describe_repetition(found), text]:
+    for line in [*found.lines(), text]:
         print(f"  {line}")
     if changed.hosts:
         print(f"  hosts {changed.hosts}")
@@ -86,8 +87,8 @@ def _compare(was: RunDir, now: RunDir, neutral: Collection[str]) -> int:
     if changed.promised:
         print(f"  the results must be equal: same code, torch and {_device_words(was)}")
         return 0 if equal else EXIT_DIFFERS
-    if changed.gpu and not found.equal and (distance := describe_distance(found)):
-        print(f"  {distance}")
+    if changed.gpu and not found.equal and math.isfinite(distance := found.loss_distance()):
+        print(f"  the losses are equal within {distance:.2g} nats/token")
     for line in _why_different(changed):
         print(f"  the results may differ: {line}")
     return 0

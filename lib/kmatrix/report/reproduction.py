@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kmatrix.records import attempts
-from kmatrix.records.decode import Scalar, decode_optional
+from kmatrix.records.decode import decode_optional
 from kmatrix.records.matrix import CODE
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import (
@@ -26,36 +27,40 @@ NOT_COMPARED_PREFIX = "throughput/"
 PATH_FIELDS = frozenset({"data_path", "init_from"})  # of run.json's "train"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One logged value that differs. None: not logged, or not finite."""
-
-    step: int
-    key: str
-    was: float | None
-    now: float | None
-
-    @property
-    def by(self) -> float:
-        """Absolute difference; infinite if a value is missing."""
-        return abs(self.now - self.was) if self.was is not None and self.now is not None else math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Repetition:
-    """The result of comparing all logged values of two runs."""
+    """The values that two runs logged, by step and key. None: not logged, or not finite."""
 
-    steps: int  # steps with a compared value
-    numbers: int  # compared values
-    differences: tuple[Difference, ...]  # sorted by step
+    values: Mapping[tuple[int, str], tuple[float | None, float | None]]
 
     @property
     def equal(self) -> bool:
-        return not self.differences
+        return all(was == now for was, now in self.values.values())
 
-    @property
-    def largest(self) -> Difference:
-        return max(self.differences, key=lambda one: one.by)
+    def lines(self) -> list[str]:
+        """Return the result as lines: equal, or the first and the largest difference."""
+        if not self.values:
+            return ["nothing to compare: no values were logged"]
+        counted = f"{len(self.values)} values in {len({step for step, _ in self.values})} steps"
+        if self.equal:
+            return [f"equal bit for bit: {counted}"]
+        differing = [key for key, (was, now) in self.values.items() if was != now]
+        first, largest = differing[0], max(differing, key=self._distance)
+        lines = [f"not equal: {len(differing)} of {counted} differ", f"first at {self._line(first)}"]
+        return [*lines, f"largest at {self._line(largest)}"] if largest != first else lines
+
+    def loss_distance(self) -> float:
+        """Return how far the losses are apart, nats/token; infinite if one is missing."""
+        return max((self._distance(key) for key in self.values if key[1].endswith("/loss")), default=0.0)
+
+    def _distance(self, key: tuple[int, str]) -> float:
+        was, now = self.values[key]
+        return abs(now - was) if was is not None and now is not None else 0.0 if was is now else math.inf
+
+    def _line(self, key: tuple[int, str]) -> str:
+        by = self._distance(key)
+        size = f" (difference {by:.3g})" if math.isfinite(by) else ""
+        return f"step {key[0]}: {_change(key[1], *self.values[key])}{size}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +88,7 @@ def repetition(was: RunDir, now: RunDir) -> Repetition:
     result = decode_optional(was.result, RunResult)
     finished = result is not None and result.status == Status.FINISHED
     names = sorted(before.keys() | after.keys() if finished else before.keys())
-    differences = [
-        Difference(step=step, key=key, was=before.get((step, key)), now=after.get((step, key)))
-        for step, key in names
-        if before.get((step, key)) != after.get((step, key))
-    ]
-    return Repetition(steps=len({step for step, _ in names}), numbers=len(names), differences=tuple(differences))
+    return Repetition({key: (before.get(key), after.get(key)) for key in names})
 
 
 def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
@@ -107,7 +107,7 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     return Changes(
         code=_changed_code(was, now, before, after),
         others=(*_changed_environment(before, after), *([] if on_cluster else _changed_gpus(*used))),
-        configuration=tuple(_changed_fields(trained[0], trained[1], {*PATH_FIELDS, *neutral})),
+        configuration=tuple(sorted(_changed_fields(trained[0], trained[1], {*PATH_FIELDS, *neutral}))),
         gpu=any(record.train.device == "cuda" and not record.train.deterministic for record in records),
         hosts=f"{hosts[0]} -> {hosts[1]}" if on_cluster and used[0].hosts != used[1].hosts else "",
     )
@@ -116,28 +116,6 @@ def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
 def _on_devices(about: Provenance, used: RunResult) -> Provenance:
     """Return where a run comes from, with the devices that trained as its processor."""
     return {**about, "cpu": ", ".join(dict.fromkeys(used.devices))}
-
-
-def describe_repetition(found: Repetition) -> list[str]:
-    """Return the result as lines: equal, or the first and the largest difference."""
-    if not found.numbers:
-        return ["nothing to compare: no values were logged"]
-    counted = f"{found.numbers} values in {found.steps} steps"
-    if found.equal:
-        return [f"equal bit for bit: {counted}"]
-    first, largest = found.differences[0], found.largest
-    lines = [
-        f"not equal: {len(found.differences)} of {counted} differ",
-        f"first at step {first.step}: {_difference(first)}",
-    ]
-    return [*lines, f"largest at step {largest.step}: {_difference(largest)}"] if largest != first else lines
-
-
-def describe_distance(found: Repetition) -> str:
-    """Return how far the losses of two runs with the same configuration are apart; "" if one is missing."""
-    losses = [one.by for one in found.differences if one.key.endswith("/loss")]
-    largest = max(losses, default=0.0)
-    return f"the losses are equal within {largest:.2g} nats/token" if math.isfinite(largest) else ""
 
 
 def _logged_values(run: RunDir) -> dict[tuple[int, str], float | None]:
@@ -167,19 +145,17 @@ def _code(run: RunDir, about: Provenance) -> str | None:
 
 def _changed_environment(before: Provenance, after: Provenance) -> Iterator[str]:
     """Yield the changes of processor, Python, packages and environment variables."""
-    if before.get("cpu") != after.get("cpu"):
-        yield _change("processor", before.get("cpu"), after.get("cpu"))
-    if before.get("python") != after.get("python"):
-        yield _change("Python", before.get("python"), after.get("python"))
-    packages = [record.get("versions") or {} for record in (before, after)]
-    # The packages that compute; a tokenizer acts through the data, which have their own hash.
-    for name in ("torch", "numpy", "pytorch_optimizer"):
-        if packages[0].get(name) != packages[1].get(name):
-            yield _change(name, packages[0].get(name), packages[1].get(name))
-    variables = [record.get("environment") or {} for record in (before, after)]
-    for name in sorted(variables[0].keys() | variables[1].keys()):
-        if variables[0].get(name) != variables[1].get(name) and "environment" in before:
-            yield _change(name, variables[0].get(name, "(not set)"), variables[1].get(name, "(not set)"))
+    known = []
+    for about in (before, after):
+        versions, variables = about.get("versions") or {}, about.get("environment") or {}
+        # The packages that compute; a tokenizer acts through the data, which have their own hash.
+        packages = {name: versions.get(name) for name in ("torch", "numpy", "pytorch_optimizer")}
+        known.append(({"processor": about.get("cpu"), "Python": about.get("python"), **packages}, variables))
+    yield from _changed_fields(known[0][0], known[1][0])
+    for name in sorted(known[0][1].keys() | known[1][1].keys()):
+        pair = [variables.get(name, "(not set)") for _, variables in known]
+        if pair[0] != pair[1] and "environment" in before:
+            yield _change(name, *pair)
 
 
 def _changed_gpus(was: RunResult, now: RunResult) -> Iterator[str]:
@@ -190,16 +166,11 @@ def _changed_gpus(was: RunResult, now: RunResult) -> Iterator[str]:
 
 
 def _changed_fields(
-    before: Mapping[str, Scalar], after: Mapping[str, Scalar], neutral: Collection[str]
+    before: Mapping[str, Any], after: Mapping[str, Any], neutral: Collection[str] = ()
 ) -> Iterator[str]:
-    for name in sorted((before.keys() | after.keys()) - {*neutral}):
-        if before.get(name) != after.get(name):
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name) != after.get(name) and name not in neutral:
             yield _change(name, before.get(name), after.get(name))
-
-
-def _difference(one: Difference) -> str:
-    size = f" (difference {one.by:.3g})" if math.isfinite(one.by) else ""
-    return f"{_change(one.key, one.was, one.now)}{size}"
 
 
 def _change(name: str, was: object, now: object) -> str:
