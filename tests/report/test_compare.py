@@ -12,7 +12,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.report.compare import compare, comparison_text, side_of
 from kmatrix.verdict.family import PairOutcome
 from programs import main
-from records_factory import FakeRun, make_matrix, runs_with_seeds
+from records_factory import FakeRun, make_matrix, replan, runs_with_seeds
 
 BASE, NEW = "test_matrix_results_20261120_052300", "test_matrix_results_20261120_062300"
 HIGH, LOW = [3.30, 3.31, 3.32], [3.20, 3.22, 3.21]
@@ -136,6 +136,12 @@ def test_an_axis_that_varies_on_one_side_matches_nothing_and_a_constant_one_is_i
     assert compare(plain, varying).configurations == ()
     assert "no configuration in common" in comparison_text(compare(plain, varying))
     assert len(compare(plain, constant).configurations) == 1
+
+
+def test_two_runs_of_one_seed_are_two(make):
+    matrix = make(BASE, runs_with_seeds(2, [3.1, 3.2]))
+    replan(matrix, lambda run: {**run, "train": {**run["train"], "seed": 1}})
+    assert row(compare(side_of(matrix), side_of(matrix)), "final_val_loss").base == pytest.approx(3.15)
 
 
 def test_unfinished_runs_are_reported_and_never_compared(compare_runs_of):
