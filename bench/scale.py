@@ -46,7 +46,7 @@ def report(sizes: Sizes) -> Iterator[Found]:
     from large_matrix import make_logged_matrix
 
     with tempfile.TemporaryDirectory() as folder:
-        matrix = make_logged_matrix(Path(folder), sizes.logged, lines=sizes.lines, gpus=4).path
+        matrix = make_logged_matrix(Path(folder), sizes.logged, lines=sizes.lines).path
         cost = kmatrix("summary", f"TARGET={matrix}")
         page = (matrix / "report.html").stat().st_size / 1e6
     yield Found(what=f"make summary of {sizes.logged:,} runs, wall", value=cost.wall, unit="s", goal=90)

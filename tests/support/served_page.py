@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -35,35 +35,24 @@ class Served:
 
 def status_for_host(port: int, path: str, host: str, body: str | None = None) -> int:
     """Return the status of a request to a local server that names a host: GET, or POST with a JSON body."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         headers = {"Host": host, "Content-Type": "application/json"}
         connection.request("GET" if body is None else "POST", path, body=body, headers=headers)
         return connection.getresponse().status
-    finally:
-        connection.close()
 
 
 @contextmanager
 def serve_page(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Iterator[Served]:
     """Run a command that serves a page, from its last line until the end of the `with` block."""
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    served = Served(process, "")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, cwd=cwd, env=env, text=True, start_new_session=True, **pipes)
+    output = ""
     try:
-        assert process.stdout
-        while "press Ctrl+C to stop" not in served.output:
+        while "press Ctrl+C to stop" not in output:
             line = process.stdout.readline()
-            assert line, served.output
-            served.output += line
-        yield served
+            assert line, output
+            output += line
+        yield Served(process, output)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
