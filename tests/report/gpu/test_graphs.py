@@ -60,7 +60,7 @@ def figures(root, runs):
             "bars": graphs.bars("matrix", known),
             "per_gpu": graphs.per_gpu("matrix", known),
             "balance": graphs.balance("matrix", known),
-            "memory_timeline": graphs.memory_timeline("matrix", known, timelines),
+            "memory_timeline": graphs.over_time("matrix", known, timelines, "memory_used", summed=True),
             **{quantity: graphs.over_time("matrix", known, timelines, quantity) for quantity in QUANTITIES},
         }
 

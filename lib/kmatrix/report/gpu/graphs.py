@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -92,7 +91,7 @@ def draw(
         ("gpu_memory_comparison.png", partial(bars, name, known)),
         ("per_gpu_memory_breakdown.png", partial(per_gpu, name, known)),
         ("gpu_load_balance_analysis.png", partial(balance, name, known)),
-        ("gpu_memory_timeline.png", partial(memory_timeline, name, known, timelines)),
+        ("gpu_memory_timeline.png", partial(over_time, name, known, timelines, "memory_used", summed=True)),
         *(
             (f"gpu_timeline_{word}.png", partial(over_time, name, known, timelines, quantity))
             for quantity, (word, _) in METRICS.items()
@@ -164,13 +163,8 @@ def per_gpu(name: str, known: Sequence[Recorded]) -> Figure | str:
     by_rank = any(one.host for _, gpu in rows for one in gpu.gpus)
     named = [{_device_name(one, by_rank=by_rank): at for at, one in enumerate(gpu.gpus)} for _, gpu in rows]
     names = sorted({device for each in named for device in each}, key=lambda text: int(text.split()[1]))
-    means = {device: _mean_memory(rows, named, device) for device in names}
-    listed = sorted(names, key=lambda device: means[device])
-    if len(names) > MOST_DEVICES:
-        half = MOST_DEVICES // 2
-        listed = [*listed[:half], *listed[-half:]]
-        names = [device for device in names if device in listed]
-    omitted = f"; the {len(names)} lowest and highest of {len(means)} devices" if len(names) < len(means) else ""
+    omitted = f"; the first {MOST_DEVICES} of {len(names)} devices" if len(names) > MOST_DEVICES else ""
+    names = names[:MOST_DEVICES]
     shape = grid(len(names))
     height = max(7.5, 1.4 + shape[0] * (0.75 + 0.24 * len(rows)))
     note = f"{_of_all(len(rows), len(every))}{omitted}{_mark(rows)}"
@@ -260,100 +254,79 @@ def _device_name(device: MeasuredDevice, *, by_rank: bool) -> str:
     return f"rank {device.rank}" if by_rank and device.rank is not None else device.label.partition(" on ")[0]
 
 
-def _mean_memory(rows: Sequence[Recorded], named: Sequence[Mapping[str, int]], device: str) -> float:
-    """Return the mean memory of a device over the runs that have it, MiB."""
-    used = [
-        _devices(gpu)[each[device]].memory_used for (_, gpu), each in zip(rows, named, strict=True) if device in each
-    ]
-    return sum(one.mean for one in used if one) / max(1, len(used))
-
-
 # ---- over time ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
-    """What one panel shows of a run, in recorded units."""
-
-    run: RecordedRun
-    timeline: Timeline
-    lines: Sequence[tuple[str, Lane]]  # name in the legend
-    capacity: float | None = None
-    worst: str = ""  # device that has a line of its own among many
-
-
-def memory_timeline(name: str, known: Sequence[Recorded], timelines: Mapping[str, Timeline | None]) -> Figure | str:
-    """Draw a panel per run: the memory of all its devices over time, with its phases and their capacity."""
-    drawn = []
-    for run, gpu in known:
-        if found := timelines.get(run.name):
-            total = found.total("memory_used")
-            lines = [("all devices", Lane(total, total, total))]
-            drawn.append(Curves(run=run, timeline=found, lines=lines, capacity=gpu.totals.capacity))
-    title = "Memory over time, sum over the devices of a run"
-    return _panels(name, title, "memory_used", drawn, omitted=_of_all(len(timelines), len(known), "runs"))
-
-
 def over_time(
-    name: str, known: Sequence[Recorded], timelines: Mapping[str, Timeline | None], quantity: str
+    name: str,
+    known: Sequence[Recorded],
+    timelines: Mapping[str, Timeline | None],
+    quantity: str,
+    *,
+    summed: bool = False,
 ) -> Figure | str:
-    """Draw a panel per run: a line per device, or of many their mean, lowest and highest, and the worst."""
-    drawn = []
-    unit = known[0][1].unit
-    for run, _ in known:
-        if found := timelines.get(run.name):
-            devices, worst = banded(found, quantity), ""
-            lines = [(one.label, one.lanes[quantity]) for one in devices]
-            if sum(quantity in one.lanes for one in found.devices) > len(devices):
-                names = (f"mean, lowest and highest of all {unit}s", f"the {unit} farthest from the mean")
-                lines = [(text, lane) for text, (_, lane) in zip(names, lines, strict=False)]
-                worst = devices[-1].label
-            totals = [one.memory_total for one in found.devices if one.memory_total and quantity == "memory_used"]
-            capacity = max(totals, default=None)
-            drawn.append(Curves(run=run, timeline=found, lines=lines, capacity=capacity, worst=worst))
-    title = f"{_word(quantity)[0].upper()}{_word(quantity)[1:]} of each {unit} over time"
-    return _panels(name, title, quantity, drawn, omitted=_of_all(len(timelines), len(known), "runs"))
-
-
-def _panels(name: str, title: str, quantity: str, every: Sequence[Curves], *, omitted: str) -> Figure | str:
-    """Draw a panel per run. omitted: note about the runs that are not drawn."""
-    drawn = [one for one in every if any(np.isfinite(lane.mean).any() for _, lane in one.lines)]
+    """Draw a panel per run: a line per device (of many their mean, lowest and highest, and the worst), or their sum."""
+    every = [(run, gpu, found) for run, gpu in known if (found := timelines.get(run.name))]
+    lines = [_lines(found, quantity, gpu.unit, summed=summed) for _, gpu, found in every]
+    drawn = [(*one, own) for one, own in zip(every, lines, strict=True) if _has_values(own)]
+    word = METRICS[quantity][0].replace("sm_clock", "SM clock")
     if not drawn:
-        return f"no run recorded its {_word(quantity)} over time"
+        return f"no run recorded its {word} over time"
     unit, size = METRICS[quantity][1], 1.0
     if quantity == "memory_used":
-        unit, size = memory_unit(float(np.nanmax(lane.high)) for one in drawn for _, lane in one.lines)
+        unit, size = memory_unit(float(np.nanmax(lane.high)) for *_, own in drawn for lane in own.values())
     shape = panel_shape(len(drawn))
-    mark = mark_of([bool(one.run.gpu and one.run.gpu.simulated) for one in drawn], "runs")
-    figure, panels = panel_grid(name, title, shape, f": time since the start of the recording{omitted}{mark}")
-    names = shortened_names([one.run.name for one in drawn], 110 // shape[1] - 12)
-    time_name, seconds = time_unit(max(one.timeline.seconds for one in drawn))
+    mark = mark_of([gpu.simulated for _, gpu, *_ in drawn], "runs") + _of_all(len(timelines), len(known), "runs")
+    what = "sum over the devices of a run" if summed else f"each {known[0][1].unit}"
+    title = f"{word[0].upper()}{word[1:]} over time, {what}"
+    figure, panels = panel_grid(name, title, shape, f": time since the start of the recording{mark}")
+    names = shortened_names([run.name for run, *_ in drawn], 110 // shape[1] - 12)
+    time_name, seconds = time_unit(max(found.seconds for _, _, found, _ in drawn))
     places: dict[str, int] = {}
-    for axes, text, one in zip(panels, names, drawn, strict=False):
-        for span in one.timeline.spans:
+    for axes, text, (run, gpu, found, own) in zip(panels, names, drawn, strict=False):
+        for span in found.spans:
             limits = span.begin / seconds, span.end / seconds
             axes.axvspan(*limits, color=PHASE_COLOURS[span.phase], linewidth=0, zorder=0)
-        for place, (label, lane) in enumerate(one.lines):
-            draw_line(axes, one.timeline.centres / seconds, lane, size, place=place)
-            places.setdefault(label, place)
-        if one.capacity:
-            axes.axhline(one.capacity / size, color=ALARM, linewidth=1.1, linestyle=CAPACITY_DASHES)
-        if one.run.status in LOST:
-            axes.plot(one.timeline.seconds / seconds, 0, "X", color=ALARM, markersize=9, zorder=6, clip_on=False)
-        heading = f"{text}{_status(one.run)}{one.worst and f', {one.worst}'}"
-        colour = ALARM if one.run.status in LOST else DARK
+        for place, (label, lane) in enumerate(own.items()):
+            draw_line(axes, found.centres / seconds, lane, size, place=place)
+            places.setdefault(label.partition(":")[0], place)
+        if capacity := _capacity(gpu, found, summed=summed) if quantity == "memory_used" else None:
+            axes.axhline(capacity / size, color=ALARM, linewidth=1.1, linestyle=CAPACITY_DASHES)
+        if run.status in LOST:
+            axes.plot(found.seconds / seconds, 0, "X", color=ALARM, markersize=9, zorder=6, clip_on=False)
+        worst = "".join(label.partition(":")[2] for label in own)
+        heading = f"{text}{_status(run)}{worst and f',{worst}'}"
+        colour = ALARM if run.status in LOST else DARK
         axes.set_title(heading, fontsize=11 if shape[1] < 3 else 8, color=colour, fontweight="normal")
     panels[0].set_ylim(bottom=0)
     panels[0].set_xlim(left=0)
     label_times(panels, shape, len(drawn), time_name)
-    figure.supylabel(f"{_word(quantity)} ({unit})", fontsize=10.5)
-    spans = [span for one in drawn for span in one.timeline.spans]
-    legend(figure, places, spans, has_capacity=any(one.capacity for one in drawn))
+    figure.supylabel(f"{word} ({unit})", fontsize=10.5)
+    spans = [span for _, _, found, _ in drawn for span in found.spans]
+    has_capacity = quantity == "memory_used" and any(_capacity(gpu, found, summed=summed) for _, gpu, found, _ in drawn)
+    legend(figure, places, spans, has_capacity=has_capacity)
     return figure
 
 
-def _word(quantity: str) -> str:
-    return METRICS[quantity][0].replace("sm_clock", "SM clock")
+def _lines(found: Timeline, quantity: str, unit: str, *, summed: bool) -> dict[str, Lane]:
+    """Return name in the legend -> line. After a colon: the device that has a line of its own among many."""
+    if summed:
+        total = found.total(quantity)
+        return {"all devices": Lane(total, total, total)}
+    devices = banded(found, quantity)
+    if sum(quantity in one.lanes for one in found.devices) == len(devices):
+        return {one.label: one.lanes[quantity] for one in devices}
+    names = (f"mean, lowest and highest of all {unit}s", f"the {unit} farthest from the mean: {devices[-1].label}")
+    return {text: one.lanes[quantity] for text, one in zip(names, devices, strict=True)}
+
+
+def _has_values(lines: Mapping[str, Lane]) -> bool:
+    return any(np.isfinite(lane.mean).any() for lane in lines.values())
+
+
+def _capacity(gpu: Gpu, found: Timeline, *, summed: bool) -> float | None:
+    """Return the memory (MiB) of all devices, or of the largest one; None for ranks."""
+    return gpu.totals.capacity if summed else max((one.memory_total or 0.0 for one in found.devices), default=None)
 
 
 def panel_shape(count: int) -> tuple[int, int]:
