@@ -206,7 +206,7 @@ def test_a_recording_in_milliseconds_has_no_sample_and_says_why(tmp_path):
         ({"memory_used": 24_577.0}, "1 of memory_used"),
         ({"power": 1e308}, "1 of power"),
         ({"temperature": -5000.0}, "1 of temperature"),
-        ({"gpu_index": 0}, "an entry has the same GPU several times: only the first one is counted"),
+        ({"gpu_index": 0}, "an entry has the same GPU several times: only the last one is counted"),
         ({"gpu_name": "NVIDIA L4"}, "GPU 1 is NVIDIA A10G, NVIDIA L4: the order of the GPUs changed"),
     ],
 )
@@ -217,7 +217,9 @@ def test_what_no_gpu_has_is_unknown_and_leaves_no_comparison(tmp_path, change, n
     assert found.doubt == IMPOSSIBLE
 
 
-@pytest.mark.parametrize(("seconds", "note"), [((0, 1, 1, 2), "1 sample with the time"), ((0, 2, 1, 3), "goes back 1")])
+@pytest.mark.parametrize(
+    ("seconds", "note"), [((0, 1, 1, 2), "does not go on 1 time"), ((0, 2, 1, 3), "does not go on 1 time")]
+)
 def test_times_that_repeat_or_go_back_count_as_no_time(tmp_path, seconds, note):
     found = loaded(tmp_path, [entry(k) for k in seconds])
     assert note in found.notes[0]

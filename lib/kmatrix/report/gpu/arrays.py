@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import codecs
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from kmatrix.errors import RecordError
 from kmatrix.report.gpu.samples import IMPOSSIBLE, MEASURED, SELECTED, Array, Samples, facts_of, from_text
 from kmatrix.text import first_names, plural
 
 CHUNK = 1 << 20  # bytes that are decoded at a time: their objects stay in the cache of a core
-FIRST_KEY = re.compile(rb'\s*\{\s*"[^"\\]*"')  # of an entry, with what is before it
-UNITS = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(?:W|%|MB|MiB|MHz|C|°C|J)?\s*")
-KEYS: Mapping[str, tuple[str, ...]] = {  # quantity -> its keys, by precedence
-    "memory_used": ("memory_used", "memory_used_mb", "memory_mb"),
-    "memory_total": ("memory_total", "memory_total_mb"),
-}
-PROBE = 4096  # bytes
-MOST_NESTED = 100  # GPUs of an entry
+BEGIN = re.compile(rb'\s*\[(\s*\{\s*"[^"\\]*")')  # of an array, up to the first key of its first entry
+BETWEEN = re.compile(r"[\s,]*")  # two entries
+NUMBER = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*(?:W|%|MB|MiB|MHz|C|°C|J)?\s*")
 Value = float | str | None
 Identity = tuple[str | None, int, str | None]  # UUID, index and name of a GPU
-DAMAGE = (msgspec.MsgspecError, RecursionError, ValueError)
 
 
 # gc=False: the objects contain no cycles, and tracking millions of them would slow down every collection.
-class _Clocks(msgspec.Struct, gc=False):
-    gpu: Value = None
-    sm: Value = None
-    graphics: Value = None
-
-
 class _Gpu(msgspec.Struct, gc=False):
     """One GPU of one entry, with the keys of all known formats."""
 
@@ -59,7 +45,7 @@ class _Gpu(msgspec.Struct, gc=False):
     temperature: Value = None
     temperatures: dict[str, Value] | None = None
     sm_clock: Value = None
-    clocks: _Clocks | None = None
+    clocks: dict[str, Value] | None = None
     energy_j: Value = None
 
 
@@ -70,11 +56,33 @@ class _Entry(_Gpu, kw_only=True, gc=False):
     multi_gpu_data: list[_Gpu] | None = None
 
 
-class _Document(msgspec.Struct, gc=False):
-    samples: list[_Entry]
-
-
 _DECODER = msgspec.json.Decoder(list[_Entry])
+
+
+def _memory(gpu: _Gpu) -> Value:
+    return gpu.memory_mb if gpu.memory_used_mb is None else gpu.memory_used_mb
+
+
+def _temperature(gpu: _Gpu) -> Value:
+    """Return the temperature of the sensor `GPU`, else the highest one."""
+    known = gpu.temperatures or {}
+    if (value := known.get("GPU")) is not None:
+        return value
+    return max((value for value in known.values() if isinstance(value, float)), default=None)
+
+
+def _clock(gpu: _Gpu) -> Value:
+    known = gpu.clocks or {}
+    return next((known[name] for name in ("gpu", "sm", "graphics") if known.get(name) is not None), None)
+
+
+# What stands for a quantity where its own key is missing.
+OTHERS: Mapping[str, Callable[[_Gpu], Value]] = {
+    "memory_used": _memory,
+    "memory_total": attrgetter("memory_total_mb"),
+    "temperature": _temperature,
+    "sm_clock": _clock,
+}
 
 
 @dataclass(slots=True)
@@ -82,53 +90,33 @@ class _Content:
     """What the entries of a file say, in columns: a row for each GPU of each entry."""
 
     times: list[float] = field(default_factory=list)  # Unix s, of each entry
-    rows: list[npt.NDArray[np.intp]] = field(default_factory=list)  # entry
-    gpus: list[npt.NDArray[np.intp]] = field(default_factory=list)  # number in `identities`
+    rows: list[int] = field(default_factory=list)  # number of the entry
+    gpus: list[int] = field(default_factory=list)  # number in `identities`
     identities: dict[Identity, int] = field(default_factory=dict)
     columns: dict[str, list[Array]] = field(default_factory=dict)  # quantity -> values, NaN: unknown
-    unreadable: dict[str, int] = field(default_factory=dict)  # quantity -> values that are no numbers
+    strange: Counter[str] = field(default_factory=Counter)  # quantity -> values that are no numbers
     is_single: bool = True  # each entry is of one GPU
 
     def add(self, entries: Sequence[_Entry]) -> None:
         """Add entries after those before."""
-        several = [entry.multi_gpu_data for entry in entries]
-        lists: list[Sequence[_Gpu]] = [
-            (entry,) if gpus is None else gpus for entry, gpus in zip(entries, several, strict=True)
-        ]
-        gpus = list(chain.from_iterable(lists))
-        lengths = list(map(len, lists))
-        self.is_single = self.is_single and several.count(None) == len(several)
-        self.rows.append(np.repeat(np.arange(len(lists)) + len(self.times), lengths))
-        stamps = map(attrgetter("timestamp"), entries)
+        lists = [(one,) if one.multi_gpu_data is None else one.multi_gpu_data for one in entries]
+        gpus: list[_Gpu] = list(chain.from_iterable(lists))
+        self.is_single = self.is_single and all(one.multi_gpu_data is None for one in entries)
+        self.rows += [row for row, of in enumerate(lists, start=len(self.times)) for _ in of]
+        stamps = (one.timestamp for one in entries)
         self.times += [stamp.timestamp() if isinstance(stamp, datetime) else stamp for stamp in stamps]
-        indices = list(map(attrgetter("gpu_index"), gpus))
-        if None in indices:  # the position in the entry counts
-            places = chain.from_iterable(map(range, lengths))
-            indices = [place if index is None else index for index, place in zip(indices, places, strict=True)]
-        uuids, names = (list(map(attrgetter(key), gpus)) for key in ("uuid", "gpu_name"))
-        is_plain = len(set(uuids)) == len(set(names)) == 1  # then the index tells GPUs apart, several times as fast
-        keys: list[Any] = indices if is_plain else list(zip(uuids, indices, names, strict=True))
-        numbers = {}
-        for key in dict.fromkeys(keys):
-            identity = (uuids[0], key, names[0]) if is_plain else key
-            numbers[key] = self.identities.setdefault(identity, len(self.identities))
-        self.gpus.append(np.fromiter(map(numbers.__getitem__, keys), dtype=np.intp, count=len(keys)))
+        places = chain.from_iterable(map(range, map(len, lists)))  # in the entry, for GPUs without an index
+        for gpu, place in zip(gpus, places, strict=True):
+            identity = (gpu.uuid, place if gpu.gpu_index is None else gpu.gpu_index, gpu.gpu_name)
+            self.gpus.append(self.identities.setdefault(identity, len(self.identities)))
         for quantity in (*MEASURED, "memory_total"):
-            self.columns.setdefault(quantity, []).append(self._column(gpus, quantity))
-
-    def _column(self, gpus: Sequence[_Gpu], quantity: str) -> Array:
-        """Return the value of each GPU, NaN: unknown."""
-        found: Array | None = None
-        for values in _candidates(gpus, quantity):
-            if values.count(None) == len(values):
-                continue
+            values: list[Value] = list(map(attrgetter(quantity), gpus))
+            if quantity in OTHERS and None in values:
+                other = OTHERS[quantity]
+                values = [other(gpu) if value is None else value for gpu, value in zip(gpus, values, strict=True)]
             numbers, strange = floats(values)
-            found = numbers if found is None else np.where(np.isnan(found), numbers, found)
-            if strange:
-                self.unreadable[quantity] = self.unreadable.get(quantity, 0) + strange
-            if not np.isnan(found).any():
-                break
-        return np.full(len(gpus), np.nan) if found is None else found
+            self.columns.setdefault(quantity, []).append(numbers)
+            self.strange[quantity] += strange
 
 
 def read_array(path: Path, *, cpu: bool) -> Samples:
@@ -139,32 +127,33 @@ def read_array(path: Path, *, cpu: bool) -> Samples:
     content, notes = _content(path)
     if not content.identities:
         raise RecordError(f"{path} contains no sample")
-    rows, gpus = np.concatenate(content.rows), np.concatenate(content.gpus)
     columns = {quantity: np.concatenate(parts) for quantity, parts in content.columns.items()}
     failed = columns["memory_total"] == 0
-    for column in columns.values():
-        column[failed] = np.nan  # all values of a failed query are 0
     if count := int(np.count_nonzero(failed)):
         entries = f"{count:,} {'entry' if count == 1 else 'entries'}"
         notes.append(f"{entries} of failed queries (memory_total is 0): unknown")
-    notes += [f"{plural(n, 'value')} of {name} that are no numbers: unknown" for name, n in content.unreadable.items()]
-    # The UUID identifies a GPU: a driver may give it another index.
-    keys = [uuid or index for uuid, index, _ in content.identities]
-    order = {key: place for place, key in enumerate(sorted(set(keys), key=lambda key: _index(key, content)))}
-    places = np.array([order[key] for key in keys])[gpus]
-    shape = (len(content.times), len(order))
-    values = {quantity: np.full(shape, np.nan) for quantity in columns}
+    notes += [
+        f"{plural(n, 'value')} of {name} that are no numbers: unknown" for name, n in content.strange.items() if n
+    ]
+    # The UUID identifies a GPU: a driver may give it another index. They are in the order of their first indices.
+    first: dict[str | int, int] = {}
+    for uuid, index, _ in content.identities:
+        first.setdefault(uuid or index, index)
+    order = {key: at for at, key in enumerate(sorted(first, key=lambda key: (first[key], str(key))))}
+    newest = {uuid or index: (index, name or f"GPU {index}", uuid or "") for uuid, index, name in content.identities}
+    places = np.array([order[uuid or index] for uuid, index, _ in content.identities])[content.gpus]
+    values = {}
     for quantity, column in columns.items():
-        values[quantity][rows[::-1], places[::-1]] = column[::-1]  # of several with one index, the first one counts
-    newest = dict(zip(keys, content.identities, strict=True))  # the last one stays
-    devices = tuple(
-        facts_of(index, name or f"GPU {index}", uuid or "", values["memory_total"][:, order[key]])
-        for key in order
-        for uuid, index, name in [newest[key]]
-    )
-    problems = list(_changes(content.identities))
-    if np.bincount(np.ravel_multi_index((rows, places), shape)).max() > 1:
-        problems.append("an entry has the same GPU several times: only the first one is counted")
+        values[quantity] = np.full((len(content.times), len(order)), np.nan)
+        values[quantity][content.rows, places] = np.where(failed, np.nan, column)  # values of a failed query are 0
+    devices = tuple(facts_of(*newest[key], values["memory_total"][:, at]) for key, at in order.items())
+    problems = []
+    names = [(index, str(name)) for uuid, index, name in content.identities if not uuid]
+    if changed := [index for index, count in Counter(index for index, _ in names).items() if count > 1]:
+        listed = first_names(name for index, name in names if index == changed[0])
+        problems.append(f"GPU {changed[0]} is {listed}: the order of the GPUs changed")
+    if len({*zip(content.rows, places.tolist(), strict=True)}) < len(places):
+        problems.append("an entry has the same GPU several times: only the last one is counted")
     selected = content.is_single and len(order) > 1
     if selected:
         counts = zip(devices, np.bincount(places), strict=True)
@@ -173,29 +162,13 @@ def read_array(path: Path, *, cpu: bool) -> Samples:
     return from_text(
         path,
         content.times,
-        {quantity: values[quantity] for quantity in MEASURED},
+        values,
         devices,
         cpu=cpu,
         notes=[f"{path.name}: {note}" for note in (*notes, *problems)],
         doubt=SELECTED if selected else IMPOSSIBLE if problems else "",
         shows_losses=not selected and not failed.any(),
     )
-
-
-def _index(key: str | int, content: _Content) -> tuple[int, str]:
-    """Return what GPUs are sorted by: the first index that they have, then the UUID."""
-    return next(index for uuid, index, _ in content.identities if (uuid or index) == key), str(key)
-
-
-def _changes(identities: Mapping[Identity, int]) -> Iterator[str]:
-    """Yield a problem per index that belongs to several GPUs without UUIDs, as their names say."""
-    names: dict[int, list[str]] = {}
-    for uuid, index, name in identities:
-        if not uuid:
-            names.setdefault(index, []).append(str(name))
-    for index, found in names.items():
-        if len(found) > 1:
-            yield f"GPU {index} is {first_names(found)}: the order of the GPUs changed"
 
 
 def _content(path: Path) -> tuple[_Content, list[str]]:
@@ -205,19 +178,21 @@ def _content(path: Path) -> tuple[_Content, list[str]]:
         for piece in _pieces(path):
             content.add(_DECODER.decode(piece))
         return content, []
-    except DAMAGE:  # not a plain array of entries, as most are: all of it at a time
-        entries, notes = _whole(path)
+    except (msgspec.MsgspecError, RecursionError, ValueError):  # not a plain array of entries, as most are
+        entries, notes = _one_by_one(path)
     content = _Content()
     content.add(entries)
     return content, notes
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """Yield an array in pieces, each an array itself. Raises RecordError if it does not begin as one."""
+    """Yield an array in pieces, each an array itself. Raises ValueError if it does not begin as one."""
     with path.open("rb") as file:
         rest = file.read(CHUNK)
-        begin = _begin(path, rest)
-        mark, rest = _mark(rest, begin), rest[begin:]
+        begin = BEGIN.match(rest)
+        if begin is None:
+            raise ValueError("not an array of objects")
+        mark, rest = begin[1], rest[begin.start(1) :]
         while more := file.read(CHUNK):
             rest += more
             if (end := rest.rfind(mark)) > 0:
@@ -226,52 +201,40 @@ def _pieces(path: Path) -> Iterator[bytes]:
         yield b"[" + rest
 
 
-def _begin(path: Path, data: bytes) -> int:
-    """Return the offset of the first entry. Raises RecordError if there is no array."""
-    begin = data.find(b"[") + 1
-    if not begin or data[:PROBE].removeprefix(codecs.BOM_UTF8).lstrip()[:1] not in (b"[", b"{"):
+def _one_by_one(path: Path) -> tuple[list[_Entry], list[str]]:
+    """Return the entries of any file with an array, and a note if it is truncated. Raises RecordError, OSError.
+
+    NaN and infinity, which Python writes although JSON has none, are unknown.
+    """
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    at = text.find("[") + 1
+    if not at or text.lstrip()[:1] not in ("[", "{"):
         raise unknown_kind(path, "it begins with neither a JSON array nor a table with a timestamp")
-    return begin
-
-
-def _whole(path: Path) -> tuple[list[_Entry], list[str]]:
-    """Return all entries of a file, and a note if it is truncated. Raises RecordError if it is damaged."""
-    data = path.read_bytes().removeprefix(codecs.BOM_UTF8).lstrip()
-    begin = _begin(path, data)
-    kind: Any = list[_Entry] if data.startswith(b"[") else _Document
+    decoder = json.JSONDecoder(parse_constant=lambda _: None)
+    found, notes, why = [], [], ""
     try:
-        found = msgspec.json.decode(data, type=kind)
-        return (found.samples if isinstance(found, _Document) else found), []
-    except DAMAGE as error:
-        why = str(error)
+        while (at := _skipped(text, at)) == len(text) or text[at] != "]":
+            entry, at = decoder.raw_decode(text, at)
+            found.append(entry)
+    except json.JSONDecodeError as error:
+        if '"timestamp"' in text[error.pos :]:  # of a later entry
+            why = str(error)
+        notes = [f"truncated: {plural(len(found), 'complete sample')}"]
+    except RecursionError:
+        why = "nested too deeply"
     try:
-        if "truncated" in why:
-            entries = _complete(data, begin)
-            return entries, [f"truncated: {plural(len(entries), 'complete sample')}"]
-        if "invalid character" in why:  # NaN and infinity, which Python writes although JSON has none
-            return msgspec.convert(json.loads(data, parse_constant=lambda _: None), list[_Entry]), []
-    except DAMAGE as error:
-        why = str(error)
-    raise RecordError(f"{path} is damaged", why=why.replace("`", ""), hint="restore it from a copy")
+        entries = msgspec.convert(found, list[_Entry])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        why = why or str(error).replace("`", "")
+    if why:
+        raise RecordError(f"{path} is damaged", why=why, hint="restore it from a copy")
+    return entries, notes
 
 
-def _complete(data: bytes, begin: int) -> list[_Entry]:
-    """Return the complete entries of a truncated array. begin: offset of the first one. Raises what a decoder does."""
-    mark = _mark(data, begin)
-    end = len(data)
-    # The GPUs of an entry may begin as it does: the last place before which all is complete is its begin.
-    for _ in range(MOST_NESTED):
-        if (end := data.rfind(mark, begin, end)) <= begin:
-            return []
-        with suppress(msgspec.DecodeError):
-            return _DECODER.decode(b"[" + data[begin:end].rstrip(b", \t\r\n") + b"]")
-    return []
-
-
-def _mark(data: bytes, begin: int) -> bytes:
-    """Return the text between two entries, up to the first key."""
-    first = FIRST_KEY.match(data, begin)
-    return first[0] if first else b"{"
+def _skipped(text: str, at: int) -> int:
+    """Return the place of the next entry, or of the end."""
+    found = BETWEEN.match(text, at)
+    return found.end() if found else at
 
 
 def unknown_kind(path: Path, why: str) -> RecordError:
@@ -280,41 +243,13 @@ def unknown_kind(path: Path, why: str) -> RecordError:
     return RecordError(f"{path} is not a GPU recording", why=why, hint=hint)
 
 
-def _candidates(gpus: Sequence[_Gpu], quantity: str) -> Iterator[list[Any]]:
-    """Yield the values that a quantity may have in each GPU, the best first."""
-    for key in KEYS.get(quantity, (quantity,)):
-        yield list(map(attrgetter(key), gpus))
-    if quantity == "temperature":
-        try:
-            yield list(map(itemgetter("GPU"), map(attrgetter("temperatures"), gpus)))  # in C, for the usual file
-        except (KeyError, TypeError):
-            yield [max(_sensors(one), default=None) for one in gpus]
-    if quantity == "sm_clock":
-        clocks = [one.clocks or _Clocks() for one in gpus]
-        for key in _Clocks.__struct_fields__:
-            yield list(map(attrgetter(key), clocks))
-
-
-def _sensors(gpu: _Gpu) -> list[float]:
-    """Return the temperatures of a GPU: that of the sensor `GPU`, else those of all."""
-    known = gpu.temperatures or {}
-    values = [known["GPU"]] if known.get("GPU") is not None else known.values()
-    return [value for value in values if isinstance(value, float)]
-
-
-def floats(values: Sequence[Any]) -> tuple[Array, int]:
+def floats(values: Sequence[Value]) -> tuple[Array, int]:
     """Return values as numbers, NaN for None; and how many are no numbers, not even as text with a unit."""
     try:
         return np.array(values, dtype=float), 0
     except ValueError:
-        texts = [str(value) if value is not None else "nan" for value in values]
-    numbers = np.array([number_in(match[1] if (match := UNITS.fullmatch(text)) else text) for text in texts])
-    return numbers, int(np.count_nonzero(np.isnan(numbers) & np.array([text != "nan" for text in texts])))
-
-
-def number_in(text: str) -> float:
-    """Return the number in a text, NaN if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan
+        texts = [None if value is None else NUMBER.fullmatch(str(value)) for value in values]
+    numbers = [float(match[1]) if match else math.nan for match in texts]
+    return np.array(numbers), sum(
+        match is None and value is not None for match, value in zip(texts, values, strict=True)
+    )

@@ -6,6 +6,7 @@ Formats: gpu_samples.bin, JSON arrays (`kmatrix.report.gpu.arrays`), and tables 
 from __future__ import annotations
 
 import codecs
+import csv
 import math
 import re
 from pathlib import Path
@@ -15,18 +16,8 @@ import numpy as np
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import MAGIC, damage_note, read_samples
 from kmatrix.gpu.formats.samples import CSV_FIELDS, CSV_SIMULATED, SIMULATED, csv_header, time_of
-from kmatrix.report.gpu.arrays import floats, number_in, read_array, unknown_kind
-from kmatrix.report.gpu.samples import (
-    CPU,
-    IMPOSSIBLE,
-    MEASURED,
-    Columns,
-    DeviceFacts,
-    Samples,
-    facts_of,
-    from_text,
-    impossible_note,
-)
+from kmatrix.report.gpu.arrays import floats, read_array, unknown_kind
+from kmatrix.report.gpu.samples import MEASURED, DeviceFacts, Samples, facts_of, from_text, samples_of
 from kmatrix.text import first_names, plural
 
 PROBE = 64  # bytes
@@ -49,7 +40,7 @@ def load(path: Path, *, cpu: bool = False) -> Samples:
             if begin.startswith(MAGIC) or path.suffix == ".bin":
                 return _binary(path)
             if begin.startswith(b"timestamp"):
-                return _table(path, begin + file.read(), cpu=cpu)
+                return _table(path, cpu=cpu)
         return read_array(path, cpu=cpu)
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="pass a gpu_stats*.json or gpu_metrics*.csv file") from None
@@ -76,55 +67,46 @@ def _binary(path: Path) -> Samples:
     steps, passed = np.diff(monotonic), np.diff(wall)
     # The machine booted, or another one continued the file.
     replaced = (steps < 0) | ((steps > REPLACED_S) & (np.abs(passed - steps) > REPLACED_S))
-    ranks = header.get("device_type") == CPU
-    raw = {name: [columns[name] for columns in recording.columns] for name in MEASURED if name in header["columns"]}
-    values = Columns(raw, devices, ranks=ranks)
-    impossible = values.impossible()
-    return Samples(
-        devices=devices,
+    return samples_of(
+        path,
+        devices,
+        {name: [columns[name] for columns in recording.columns] for name in MEASURED},
         time=np.concatenate([[0.0], np.cumsum(np.where(replaced, np.maximum(passed, 0), steps))]),
         wall=wall,
         monotonic=monotonic,
-        values=values,
         device_type=str(header.get("device_type") or ""),
         simulated=bool(header.get("simulated")) or any(one.name.endswith(SIMULATED) for one in devices),
         energy_source=header.get("energy_source"),
-        doubt=IMPOSSIBLE if impossible else "",
-        notes=(*damage_note(path, recording.damaged), *impossible_note(path, impossible)),
+        notes=damage_note(path, recording.damaged),
     )
 
 
-def _table(path: Path, data: bytes, *, cpu: bool) -> Samples:
+def _table(path: Path, *, cpu: bool) -> Samples:
     """Return the samples of a table with a column per GPU and quantity."""
-    lines = data.decode("utf-8", "replace").replace("\0", "").splitlines()
-    header = [name.strip() for name in lines[0].split(",")]
-    matches = [CSV_COLUMN.fullmatch(name) for name in header]
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        header, *lines = csv.reader(line.replace("\0", "") for line in file)
+    matches = [CSV_COLUMN.fullmatch(name.strip()) for name in header]
     named = {at: (int(m[1]), CSV_NAMES[m[2]]) for at, m in enumerate(matches) if m and m[2] in CSV_NAMES}
     if not named:
         listed, expected = first_names(header, 12), ", ".join(csv_header([0], CSV_FIELDS))
         raise unknown_kind(path, f"its columns are {listed}; expected {expected}, gpu1_power_w ...")
-    rows = [cells for line in lines[1:] if len(cells := line.split(",")) == len(header)]
-    timed = [(time, cells) for cells in rows if not math.isnan(time := _stamp(cells[0]))]
-    lost = len(lines) - 1 - len(timed)
-    notes = [f"{path.name}: {plural(lost, 'incomplete line')} left out"] if lost else []
-    if not timed:
-        raise RecordError(f"{path} contains no sample", why="; ".join(notes))
-    columns = list(zip(*(cells for _, cells in timed), strict=True))
+    stamped = [(_time(row[0]), row) for row in lines if len(row) == len(header)]
+    rows = [(time, row) for time, row in stamped if not math.isnan(time)]
+    notes = [f"{path.name}: {plural(lost, 'incomplete line')} left out"] if (lost := len(lines) - len(rows)) else []
     indices = sorted({index for index, _ in named.values()})
-    values = {name: np.full((len(timed), len(indices)), np.nan) for name in (*MEASURED, "memory_total")}
+    values = {name: np.full((len(rows), len(indices)), np.nan) for name in (*MEASURED, "memory_total")}
     for at, (index, quantity) in named.items():
-        numbers, _ = floats([cell if cell.strip() else None for cell in columns[at]])
-        values[quantity][:, indices.index(index)] = numbers
+        values[quantity][:, indices.index(index)] = floats([row[at].strip() or None for _, row in rows])[0]
     mark = f" {SIMULATED}" if CSV_SIMULATED in header else ""
-    devices = tuple(
-        facts_of(index, f"GPU {index}{mark}", "", values["memory_total"][:, place])
-        for place, index in enumerate(indices)
-    )
-    kept = {name: values[name] for name in MEASURED}
-    return from_text(path, [time for time, _ in timed], kept, devices, cpu=cpu, notes=notes)
+    totals = zip(indices, values["memory_total"].T, strict=True)
+    devices = tuple(facts_of(index, f"GPU {index}{mark}", "", total) for index, total in totals)
+    return from_text(path, [time for time, _ in rows], values, devices, cpu=cpu, notes=notes)
 
 
-def _stamp(text: str) -> float:
+def _time(text: str) -> float:
     """Return Unix s from ISO 8601 or from a number, NaN if it is neither."""
     time = time_of(text)
-    return number_in(text) if time is None else time
+    try:
+        return float(text) if time is None else time
+    except ValueError:
+        return math.nan

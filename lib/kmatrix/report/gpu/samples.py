@@ -37,7 +37,7 @@ class DeviceFacts:
 
 
 class Columns(Mapping[str, Array]):
-    """Quantity -> values (samples, devices), NaN: unknown. Values that cannot be true are unknown.
+    """Quantity -> values (samples, devices), NaN: unknown, as are values that cannot be true.
 
     Each access makes a new array: a recording of days does not fit in memory with all quantities at once.
     """
@@ -47,8 +47,10 @@ class Columns(Mapping[str, Array]):
         self._raw, self._devices, self._ranks = raw, devices, ranks
 
     def __getitem__(self, quantity: str) -> Array:
-        values = self._all(quantity)
-        values[~self._possible(quantity, values)] = np.nan
+        values = np.stack([np.array(one, dtype=float) for one in self._raw[quantity]], axis=1)
+        limits = [limits_of(quantity, one.memory_total, is_rank=self._ranks) for one in self._devices]
+        low, high = np.array(limits).T
+        values[~((values >= low) & (values <= high))] = np.nan
         return values
 
     def __iter__(self) -> Iterator[str]:
@@ -58,21 +60,12 @@ class Columns(Mapping[str, Array]):
         return len(self._raw)
 
     def impossible(self) -> dict[str, int]:
-        """Return quantity -> number of values that cannot be true."""
-        counts = {}
-        for quantity in self:
-            values = self._all(quantity)
-            counts[quantity] = int(np.count_nonzero(~self._possible(quantity, values) & ~np.isnan(values)))
-        return {quantity: count for quantity, count in counts.items() if count}
-
-    def _all(self, quantity: str) -> Array:
-        return np.stack([np.array(one, dtype=float) for one in self._raw[quantity]], axis=1)
-
-    def _possible(self, quantity: str, values: Array) -> npt.NDArray[np.bool_]:
-        limits = [limits_of(quantity, one.memory_total, is_rank=self._ranks) for one in self._devices]
-        low, high = np.array(limits).T
-        found: npt.NDArray[np.bool_] = (values >= low) & (values <= high)
-        return found
+        """Return quantity -> number of values that cannot be true, of those that have some."""
+        found = {}
+        for quantity, raw in self._raw.items():
+            unknown = sum(int(np.count_nonzero(np.isnan(one))) for one in raw)
+            found[quantity] = int(np.count_nonzero(np.isnan(self[quantity]))) - unknown
+        return {quantity: count for quantity, count in found.items() if count}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +122,33 @@ class Samples:
         return places, offsets[places]
 
 
-def impossible_note(path: Path, counts: Mapping[str, int]) -> list[str]:
-    if not counts:
-        return []
-    listed = ", ".join(f"{count:,} of {quantity}" for quantity, count in counts.items())
-    return [f"{path.name}: {plural(sum(counts.values()), 'value')} that cannot be true, unknown instead: {listed}"]
+def samples_of(
+    path: Path,
+    devices: tuple[DeviceFacts, ...],
+    raw: Mapping[str, Sequence[Any]],
+    *,
+    device_type: str,
+    doubt: str = "",
+    notes: Sequence[str] = (),
+    **known: Any,
+) -> Samples:
+    """Return a recording, with a note about the values that cannot be true.
+
+    raw: quantity -> values (samples,) per device. known: further fields.
+    """
+    values = Columns(raw, devices, ranks=device_type == CPU)
+    if counts := values.impossible():
+        listed = ", ".join(f"{count:,} of {quantity}" for quantity, count in counts.items())
+        many = plural(sum(counts.values()), "value")
+        notes = [*notes, f"{path.name}: {many} that cannot be true, unknown instead: {listed}"]
+    return Samples(
+        devices=devices,
+        values=values,
+        device_type=device_type,
+        doubt=doubt or (IMPOSSIBLE if counts else ""),
+        notes=tuple(notes),
+        **known,
+    )
 
 
 def from_text(
@@ -147,44 +162,35 @@ def from_text(
     doubt: str = "",
     shows_losses: bool = True,
 ) -> Samples:
-    """Return the samples of a text recording without those whose time cannot be true, or is that of the one before.
+    """Return the samples of a text recording without those whose time cannot be true.
 
     values: quantity -> (samples, devices). cpu: devices without a name are ranks.
     """
-    wall = np.array(times, dtype=float)
-    found = list(notes)
+    wall, found = np.array(times, dtype=float), list(notes)
     sound = (wall >= EARLIEST) & (wall <= LATEST)
-    if lost := int(np.count_nonzero(~sound)):
-        example = f"{wall[~sound][0]:.10g}"
-        found.append(f"{path.name}: {plural(lost, 'time')} that cannot be true, such as {example} s: left out")
-    same = np.zeros(len(wall), dtype=bool)
-    same[1:] = wall[1:] == wall[:-1]
-    if repeated := int(np.count_nonzero(same & sound)):
-        found.append(f"{path.name}: {plural(repeated, 'sample')} with the time of the one before: left out")
-    keep = sound & ~same
-    wall = wall[keep]
+    if strange := wall[~sound].tolist():
+        many = plural(len(strange), "time")
+        found.append(f"{path.name}: {many} that cannot be true, such as {strange[0]:.10g} s: left out")
+    wall = wall[sound]
     if not len(wall):
         raise RecordError(f"{path} contains no sample", why="; ".join(found))
     steps = np.diff(wall)
-    if back := int(np.count_nonzero(steps < 0)):
-        found.append(f"{path.name}: the time goes back {plural(back, 'time')}: counted as no time")
+    if back := int(np.count_nonzero(steps <= 0)):
+        found.append(f"{path.name}: the time does not go on {plural(back, 'time')}: counted as no time")
     ranks = all(one.name.startswith(RANK_NAME) or (cpu and one.name == f"GPU {one.index}") for one in devices)
-    raw = {name: list(np.ascontiguousarray(column[keep].T)) for name, column in values.items()}
-    columns = Columns(raw, devices, ranks=ranks)
-    impossible = columns.impossible()
-    known = np.isfinite(raw["energy_j"]).any(axis=1) if "energy_j" in raw else np.zeros(1, dtype=bool)
-    return Samples(
-        devices=devices,
+    return samples_of(
+        path,
+        devices,
+        {quantity: list(values[quantity][sound].T) for quantity in MEASURED},
         time=np.concatenate([[0.0], np.cumsum(np.maximum(steps, 0))]),
         wall=wall,
         monotonic=None,
-        values=columns,
         device_type=CPU if ranks else "",
         simulated=any(one.name.endswith(SIMULATED) for one in devices),
-        energy_source="counter" if known.all() else "power",
-        doubt=doubt or (IMPOSSIBLE if impossible or repeated or back else ""),
+        energy_source="counter" if np.isfinite(values["energy_j"][sound]).any(axis=0).all() else "power",
+        doubt=doubt or (IMPOSSIBLE if back else ""),
         shows_losses=shows_losses,
-        notes=(*found, *impossible_note(path, impossible)),
+        notes=found,
     )
 
 
