@@ -19,12 +19,12 @@ NAN = math.nan
 def samples(times, power=None, energy=None, *, wall=1e9):
     """Return a recording of one device, or of several with a list of values each. times: s."""
     time = np.array(times, dtype=float)
+    known = power if energy is None else energy
+    count = np.atleast_1d(known[0]).size
     columns = {
-        name: np.array([np.atleast_1d(value) for value in values], dtype=float)
+        name: np.array([np.atleast_1d(value) for value in values or [[NAN] * count] * len(known)], dtype=float)
         for name, values in (("power", power), ("energy_j", energy))
-        if values is not None
     }
-    count = next(iter(columns.values())).shape[1]
     return Samples(
         devices=tuple(DeviceFacts(index=place, name="A") for place in range(count)),
         time=time - time[0],

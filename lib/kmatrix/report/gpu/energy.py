@@ -22,12 +22,12 @@ SLACK_S = 2.0  # before the first or after the last sample: still recorded
 
 def steps_of(samples: Samples) -> Array:
     """Return the energy (J) between neighbouring samples (samples - 1, devices); NaN: unknown; 0 in a gap of power."""
-    energy, power = (samples.values.get(name) for name in ("energy_j", "power"))
+    energy, power = (samples.values[name] for name in ("energy_j", "power"))
     found = np.full((len(samples) - 1, len(samples.devices)), np.nan)
     for device in range(len(samples.devices)):
-        if energy is not None and np.count_nonzero(~np.isnan(energy[:, device])) > 1:
+        if np.count_nonzero(~np.isnan(energy[:, device])) > 1:
             found[:, device] = _counted(samples, energy[:, device])
-        elif power is not None and not np.isnan(power[:, device]).all():
+        elif not np.isnan(power[:, device]).all():
             found[:, device] = _integrated(samples, power[:, device])
     return found
 

@@ -65,6 +65,7 @@ WHOLE = "recording"  # all of it, as a phase
 MIN_COVERAGE = 0.9  # share of a phase that must be sampled for its energy to be known
 SILENT_S = 1.0  # without any value for this long, a GPU did not respond
 JOULES_PER_KWH = 3.6e6
+EARLIER = "in time, energy and mean power of the run; memory and balance are of the last attempt"
 Mask = npt.NDArray[np.bool_]
 
 
@@ -156,7 +157,8 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
     devices, trained, lost = _devices(last, current, summary, events)
     spent, missing = _spent(parts, attempts)
     notes = [note for one in mine for note in one.samples.notes]
-    notes += [*map(_other_devices, others), *(text for text in summary.warnings if not is_computed(text)), *lost]
+    notes += [f"{earlier_text(one)}: {EARLIER}" for one in others]
+    notes += [*(text for text in summary.warnings if not is_computed(text)), *lost]
     notes += [*_gap_note(parts), *missing, *former_xids(events, devices)]
     return _Node(
         last=last,
@@ -227,6 +229,7 @@ def _devices(
     entries = {(gpu.gpu_index, gpu.uuid or ""): gpu for gpu in summary.gpus}
     has_time, since = any(part.samples.usual_s for part in parts), lost_now(events)
     found: list[Device] = []
+    over_training: list[MeasuredDevice] = []
     notes: list[str] = []
     for at, facts in enumerate(last.devices):
         label = label_of(facts, one.host, is_cpu=is_cpu)
@@ -241,13 +244,16 @@ def _devices(
             whole[at]["power"] = trained[at]["power"] = None
         elif has_time and joules is None and whole[at]["power"] and may_be_lost:
             notes.append(f"{label} {NO_POWER} {last.gap_s:g} s: its energy is unknown")
+        identity: dict[str, Any] = {
+            "label": label,
+            "gpu_index": facts.index,
+            "uuid": facts.uuid or None,
+            "rank": facts.rank,
+            "host": one.host or None,
+        }
         device = Device(
-            label=label,
-            gpu_index=facts.index,
+            **identity,
             gpu_name=facts.name,
-            uuid=facts.uuid or None,
-            rank=facts.rank,
-            host=one.host or None,
             samples=sum(int(np.count_nonzero(is_known[:, at])) for is_known in known),
             lost_at=lost_at,
             lost_s=lost_s,
@@ -259,10 +265,7 @@ def _devices(
             **whole[at],
         )
         found.append(device)
-    over_training = (
-        MeasuredDevice(label=one.label, gpu_index=one.gpu_index, uuid=one.uuid, rank=one.rank, host=one.host, **its)
-        for one, its in zip(found, trained, strict=True)
-    )
+        over_training.append(MeasuredDevice(**identity, **trained[at]))
     return tuple(found), tuple(over_training), notes
 
 
@@ -308,15 +311,6 @@ def _gap_note(parts: Sequence[_Part]) -> list[str]:
             if not any(first <= begin <= end for first, end in between_attempts):
                 gaps.append(float(widths[place]))
     return [f"nothing was recorded for {duration(math.fsum(gaps))} in {plural(len(gaps), 'gap')}"] if gaps else []
-
-
-def _other_devices(one: Recording) -> str:
-    """Return a note about a recording on other devices than the last one."""
-    total, peak = complete_sum([device.memory_total for device in one.samples.devices]), _peak(one.samples)
-    of_all = "" if total is None else f" of {total:.0f}"
-    used = "" if peak is None else f", peak {peak:.0f}{of_all} MiB"
-    where = "in time, energy and mean power of the run; memory and balance are of the last attempt"
-    return f"{earlier_text(one)}{used}: {where}"
 
 
 # ---- all nodes ---------------------------------------------------------------------------------------------------
@@ -459,18 +453,21 @@ def _number(text: str | None) -> float | None:
 
 def _cost(
     joules: float | None, seconds: float | None, devices: int, totals: TrainingTotals, factors: Factors, *, is_cpu: bool
-) -> dict[str, Any]:
+) -> dict[str, float | None]:
     """Return the cost of energy (J) and time. A reused run has no cost of energy in its new matrix."""
     kwh = None if joules is None else joules / JOULES_PER_KWH
-    price = None if totals.reused else factors.energy_price
     hours = totals.gpu_hours
     if totals.wall_s is None and seconds is not None and not is_cpu:
         hours = seconds * devices / 3600  # without a run: from start to end of the recording
     return {
         "kwh": kwh,
-        "energy_cost": None if kwh is None or price is None else kwh * price,
-        "co2_g": None if kwh is None or factors.co2 is None else kwh * factors.co2,
+        "energy_cost": None if totals.reused else _product(kwh, factors.energy_price),
+        "co2_g": _product(kwh, factors.co2),
         "gpu_hours": hours,
         "gpu_cost": totals.dollars if hours is not None else None,
         "machine_cost": totals.dollars if hours is None else None,
     }
+
+
+def _product(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one * other

@@ -25,7 +25,7 @@ from kmatrix.report.gpu.graphs import MIB_PER_GIB, draw_line, legend, panel_grid
 from kmatrix.report.gpu.load import load
 from kmatrix.report.gpu.recordings import Recording, RunRecordings, recordings_of
 from kmatrix.report.gpu.samples import Array, DeviceFacts
-from kmatrix.report.gpu.timeline import Lane, Timeline, banded, timeline_of
+from kmatrix.report.gpu.timeline import Lane, Timeline, banded, range_of, timeline_of
 from kmatrix.text import WIDTH, columns, fixed, shortened_names, table
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ class Recorded:
         found = [np.empty(0)]
         for samples in (one.samples for one in self.recordings):
             places = [place for place, one in enumerate(samples.devices) if device in (None, one)]
-            if quantity in samples.values:
-                found.append(samples.values[quantity][:, places].ravel())
+            found.append(samples.values[quantity][:, places].ravel())
         every = np.concatenate(found)
         return every[~np.isnan(every)] / QUANTITIES[quantity][1]
 
@@ -122,11 +121,7 @@ def _lines(one: Recorded, quantity: str, *, alone: bool) -> list[Line]:
     if alone:
         return [(device.label, times, device.lanes[quantity]) for device in banded(one.timeline, quantity)]
     lanes = [device.lanes[quantity] for device in devices if quantity in device.lanes]
-    if not lanes:
-        return []
-    means = np.ma.masked_invalid([lane.mean for lane in lanes])  # of the devices that are known in each column
-    over = Lane(*(each.filled(np.nan) for each in (means.mean(0), means.min(0), means.max(0))))
-    return [(one.label, times, over)]
+    return [(one.label, times, range_of(lanes))] if lanes else []
 
 
 def summary(drawn: Sequence[Recorded]) -> str:

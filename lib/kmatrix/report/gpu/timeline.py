@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +25,19 @@ class Lane:
     low: Array
     high: Array
 
+    def over(self, other: Lane) -> Lane:
+        """Return this lane, and the other one where it is unknown."""
+        pairs = ((self.mean, other.mean), (self.low, other.low), (self.high, other.high))
+        return Lane(*(np.where(np.isnan(mine), its, mine) for mine, its in pairs))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class DeviceTimeline:
-    """One device over time."""
+    """One device over time, in all recordings; where two have a value, the later one counts."""
 
     label: str  # "GPU 2 on n1", "rank 0", "mean of 64, lowest to highest"
-    memory_total: float | None = None  # MiB of a GPU; None for ranks, which share that of their machine
-    lanes: Mapping[str, Lane] = field(repr=False)  # by quantity; one that was never known is missing
+    memory_total: float | None  # MiB of a GPU; None for ranks, which share that of their machine
+    lanes: dict[str, Lane] = field(repr=False)  # by quantity; one that was never known is missing
     recorded: npt.NDArray[np.bool_] = field(repr=False)  # (columns,), whether a recording with it was going on
 
 
@@ -72,21 +78,32 @@ def timeline_of(
         return None
     count = min(columns, max(len(one.samples) for one, _ in placed))
     edges = np.linspace(0.0, length, count + 1)
-    newest = {one.node: set(one.samples.devices) for one, _ in placed}  # of each node, the last one stays
-    parts: dict[tuple[int, DeviceFacts], list[DeviceTimeline]] = {}
-    for one, begin in reversed(placed):
-        for facts, thinned in zip(one.samples.devices, _thinned(one, begin, quantities, edges), strict=True):
-            parts.setdefault((one.node, facts), []).append(thinned)
     attempts = attempts_of(found.folders[0], last_times, is_first=True) if 0 in found.folders else []
-    spans = [
-        span
-        for one, begin in placed
-        if one.node == 0 and attempts
-        for span in _within(spans_of(one.samples, attempts, running=running), one.samples, begin)
-    ]
-    order = sorted(parts, key=lambda key: (key[1] not in newest[key[0]], key[0], key[1].index))
-    devices = tuple(_joined(parts[key], is_earlier=key[1] not in newest[key[0]]) for key in order)
+    newest = {one.node: one.samples.devices for one, _ in placed}  # of each node, the last one stays
+    drawn: dict[tuple[bool, int, int, DeviceFacts], DeviceTimeline] = {}
+    spans: list[Span] = []
+    for one, begin in reversed(placed):
+        is_cpu = one.samples.device_type == CPU
+        thinned, recorded = _thinned(one.samples, begin, quantities, edges)
+        for at, facts in enumerate(one.samples.devices):
+            is_earlier = facts not in newest[one.node]
+            label = label_of(facts, one.host, is_cpu=is_cpu) + (", earlier attempt" if is_earlier else "")
+            empty = DeviceTimeline(label, None if is_cpu else facts.memory_total, {}, np.zeros(count, dtype=bool))
+            device = drawn.setdefault((is_earlier, one.node, facts.index, facts), empty)
+            device.recorded[recorded] = True
+            for quantity, lane in thinned[at].items():
+                device.lanes[quantity] = device.lanes.get(quantity, lane).over(lane)
+        if one.node == 0 and attempts:
+            spans += _within(spans_of(one.samples, attempts, running=running), one.samples, begin)
+    devices = tuple(drawn[key] for key in sorted(drawn, key=lambda key: key[:3]))
+    spans.sort(key=attrgetter("begin"))
     return Timeline(seconds=length, centres=(edges[1:] + edges[:-1]) / 2, devices=devices, spans=tuple(spans))
+
+
+def range_of(lanes: Sequence[Lane]) -> Lane:
+    """Return the mean, the lowest and the highest of the devices that are known in each column."""
+    means = np.ma.masked_invalid([lane.mean for lane in lanes])
+    return Lane(*(each.filled(np.nan) for each in (means.mean(axis=0), means.min(axis=0), means.max(axis=0))))
 
 
 def banded(timeline: Timeline, quantity: str) -> list[DeviceTimeline]:
@@ -97,18 +114,13 @@ def banded(timeline: Timeline, quantity: str) -> list[DeviceTimeline]:
     known = [one for one in timeline.devices if quantity in one.lanes]
     if len(known) <= MOST_LINES:
         return known
-    with np.errstate(all="ignore"):
-        means = np.array([one.lanes[quantity].mean for one in known])
-        is_empty = np.isnan(means).all(axis=0)
-        means[:, is_empty] = 0.0
-        every = Lane(np.nanmean(means, axis=0), np.nanmin(means, axis=0), np.nanmax(means, axis=0))
-        for values in (every.mean, every.low, every.high):
-            values[is_empty] = np.nan
-        distance = np.abs(np.nanmean(np.where(is_empty, np.nan, means - every.mean), axis=1))
-    worst = known[int(np.nanargmax(distance))]
+    every = range_of([one.lanes[quantity] for one in known])
+    distances = [abs(np.ma.masked_invalid(one.lanes[quantity].mean - every.mean).mean()) for one in known]
     label = f"mean of {len(known)}, lowest to highest"
-    recorded = ~is_empty
-    return [DeviceTimeline(label=label, lanes={quantity: every}, recorded=recorded), worst]
+    return [
+        DeviceTimeline(label, None, {quantity: every}, ~np.isnan(every.mean)),
+        known[int(np.argmax(distances))],
+    ]
 
 
 def _placed(recordings: Sequence[Recording]) -> list[tuple[Recording, float]]:
@@ -125,9 +137,13 @@ def _placed(recordings: Sequence[Recording]) -> list[tuple[Recording, float]]:
     return found
 
 
-def _thinned(one: Recording, begin: float, quantities: Sequence[str], edges: Array) -> list[DeviceTimeline]:
-    """Return the devices of a recording in columns between edges (s). begin: of the recording (s)."""
-    samples, is_cpu = one.samples, one.samples.device_type == CPU
+def _thinned(
+    samples: Samples, begin: float, quantities: Sequence[str], edges: Array
+) -> tuple[list[dict[str, Lane]], npt.NDArray[np.bool_]]:
+    """Return the quantities of each device of a recording in columns, and in which columns it was going on.
+
+    begin: of the recording (s). edges: of the columns (s).
+    """
     time, centres = samples.time + begin, (edges[1:] + edges[:-1]) / 2
     firsts = np.searchsorted(time, edges[:-1])
     is_empty = np.append(firsts[1:], len(time)) == firsts
@@ -136,11 +152,7 @@ def _thinned(one: Recording, begin: float, quantities: Sequence[str], edges: Arr
     near = (time[before] <= centres) & (centres - time[before] <= max(samples.gap_s, edges[1] - edges[0]))
     lanes: list[dict[str, Lane]] = [{} for _ in samples.devices]
     for quantity in quantities:
-        if quantity not in samples.values:
-            continue
-        values = np.vstack(
-            [samples.values[quantity], np.full(len(samples.devices), np.nan)]
-        )  # the end of the last column
+        values = np.vstack([samples.values[quantity], np.full(len(lanes), np.nan)])  # the end of the last column
         known = ~np.isnan(values)
         number = np.add.reduceat(known, firsts, axis=0, dtype=float)
         with np.errstate(invalid="ignore"):
@@ -150,29 +162,7 @@ def _thinned(one: Recording, begin: float, quantities: Sequence[str], edges: Arr
             each[is_empty] = np.where(near[:, None], values[before], np.nan)[is_empty]
         for device in np.flatnonzero(known.any(axis=0)):
             lanes[device][quantity] = Lane(*(each[:, device] for each in found))
-    return [
-        DeviceTimeline(
-            label=label_of(facts, one.host, is_cpu=is_cpu),
-            memory_total=None if is_cpu else facts.memory_total,
-            lanes=its,
-            recorded=~is_empty | near,
-        )
-        for facts, its in zip(samples.devices, lanes, strict=True)
-    ]
-
-
-def _joined(parts: Sequence[DeviceTimeline], *, is_earlier: bool) -> DeviceTimeline:
-    """Return a device of several recordings as one; where two are, the later one counts. parts: the last one first."""
-    lanes: dict[str, Lane] = {}
-    for quantity in dict.fromkeys(quantity for one in parts for quantity in one.lanes):
-        found, *earlier = (one.lanes[quantity] for one in parts if quantity in one.lanes)
-        for lane in earlier:
-            pairs = ((found.mean, lane.mean), (found.low, lane.low), (found.high, lane.high))
-            found = Lane(*(np.where(np.isnan(later), before, later) for later, before in pairs))
-        lanes[quantity] = found
-    label = f"{parts[0].label}, earlier attempt" if is_earlier else parts[0].label
-    recorded = np.logical_or.reduce([one.recorded for one in parts])
-    return DeviceTimeline(label=label, memory_total=parts[0].memory_total, lanes=lanes, recorded=recorded)
+    return lanes, ~is_empty | near
 
 
 def _within(spans: Sequence[Span], samples: Samples, begin: float) -> list[Span]:
