@@ -185,11 +185,11 @@ def test_the_pace_is_that_of_recent_steps_and_ignores_a_suspension():
 
 def test_a_pending_run_uses_the_pace_of_its_optimizer_or_of_any_other_else_the_plan():
     measured = [Measured(TRAIN, 100.0, 1000), Measured(TRAIN | {"optimizer": "muon"}, 300.0, 1000)]
-    assert MeasuredRuns(measured).whole(TRAIN) == (100.0, EstimateSource.MATRIX)
-    assert MeasuredRuns(measured).whole(TRAIN | {"optimizer": "sgd"})[0] == 200.0
-    assert MeasuredRuns([], measured[:1]).whole(TRAIN, 7200.0)[1] is EstimateSource.EARLIER
-    assert MeasuredRuns([]).whole(TRAIN, 7200.0) == (7200.0, EstimateSource.PLAN)
-    assert MeasuredRuns(measured).whole(TRAIN | {"n_embd": 64}) is None
+    here = MeasuredRuns(measured, EstimateSource.MATRIX)
+    assert here.whole(TRAIN) == (100.0, EstimateSource.MATRIX)
+    assert here.whole(TRAIN | {"optimizer": "sgd"})[0] == 200.0
+    assert here.whole(TRAIN | {"n_embd": 64}, 7200.0) == (7200.0, EstimateSource.PLAN)
+    assert here.whole(TRAIN | {"n_embd": 64}) is None
 
 
 def test_a_pending_run_uses_the_pace_of_a_similar_run_in_an_earlier_matrix_on_such_a_machine(script, tmp_path):

@@ -20,7 +20,6 @@ from kmatrix.status.wanted import (
     all_axes,
     end_of,
     families_of_plan,
-    seeds_of,
     wanted,
 )
 from records_factory import FakeRun, make_matrix, make_run
@@ -165,7 +164,6 @@ def test_a_matrix_begins_with_the_fewest_seeds_and_ends_when_its_losses_decide(t
     seen = look(matrix.path)
     assert set(wanted(seen)) == first(3, "adamw", "muon"), "those that have run stay part of the matrix"
     assert not any(seen.states[name].is_due for name in wanted(seen))
-    assert list(seeds_of(seen).looks()) == ["looked after 3 seeds: muon better than adamw"]
 
 
 def test_an_open_comparison_gets_one_more_seed_of_each_side():

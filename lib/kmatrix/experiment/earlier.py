@@ -8,7 +8,7 @@ from pathlib import Path
 from kmatrix.plan.cpu import cores_used
 from kmatrix.records.decode import convert
 from kmatrix.records.train_config import TrainConfig
-from kmatrix.status.estimate import Machine, Measured, MeasuredRuns, measured_on, shape_of
+from kmatrix.status.estimate import EstimateSource, Machine, Measured, MeasuredRuns, measured_on, shape_of
 
 ALIKE = 4.0  # models up to this factor smaller or larger tell the speed of a CPU: kernels of small ones are slower
 
@@ -25,7 +25,7 @@ class EarlierRuns:
 
     @cached_property
     def _by_shape(self) -> MeasuredRuns:
-        return MeasuredRuns((), self.runs)
+        return MeasuredRuns(self.runs, EstimateSource.EARLIER)
 
     def whole_s(self, train: TrainConfig, planned_s: float | None = None) -> float | None:
         """Return the time (s) of a whole run by those of its shape, else planned_s."""

@@ -250,13 +250,6 @@ class Alert(Record, frozen=True, kw_only=True, omit_defaults=True):
         text = RULES[self.kind].text.format(value=value, limit=limit, reason=self.reason)
         return f"{self.about}: {text}" if self.about else text
 
-    def to_json(self) -> dict[str, Any]:
-        """Return its entry in results.json."""
-        names = ("kind", "severity", "about", "since", "until", "value", "threshold", "reason")
-        entry = {name: getattr(self, name) for name in names}
-        empty = {"about": self.about or None, "reason": self.reason or None}
-        return entry | empty | {"text": self.text, "advice": self.advice}
-
 
 def read_alerts(run: Path) -> tuple[Alert, ...]:
     """Return the alerts of all attempts of a run, in the order in which they began."""

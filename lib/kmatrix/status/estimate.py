@@ -55,34 +55,27 @@ class Measured:
 class MeasuredRuns:
     """The time of a step by the shape of a run: an estimate costs a look-up."""
 
-    def __init__(self, here: Iterable[Measured], earlier: Iterable[Measured] = ()) -> None:
-        """Group the runs. here, earlier: of this matrix, and of earlier ones on this kind of machine."""
-        self._paces: dict[EstimateSource, dict[object, dict[Scalar, list[float]]]] = {}  # s per step, by optimizer
-        self._medians: dict[object, Expected | None] = {}
-        for runs, source in ((here, EstimateSource.MATRIX), (earlier, EstimateSource.EARLIER)):
-            shapes = self._paces[source] = {}
-            for run in runs:
-                paces = shapes.setdefault(shape_of(run.train), {}).setdefault(run.train.get("optimizer"), [])
-                paces.append(run.seconds / run.steps)
+    def __init__(self, runs: Iterable[Measured], source: EstimateSource) -> None:
+        self._source = source
+        self._paces: dict[object, dict[Scalar, list[float]]] = {}  # s per step, by shape and optimizer
+        self._medians: dict[object, float] = {}
+        for run in runs:
+            paces = self._paces.setdefault(shape_of(run.train), {}).setdefault(run.train.get("optimizer"), [])
+            paces.append(run.seconds / run.steps)
 
     def whole(self, train: Train, planned_s: float | None = None) -> Expected | None:
         """Return the estimated duration (s) of a whole run and its source, None without a basis.
 
         planned_s: the estimate of the plan, used if nothing was measured.
         """
-        key, steps = (shape_of(train), train.get("optimizer")), train.get("max_iters")
-        if key not in self._medians:
-            self._medians[key] = next(self._steps(*key), None)
-        if (step := self._medians[key]) is not None and isinstance(steps, int):
-            return steps * step[0], step[1]
-        return None if planned_s is None else (planned_s, EstimateSource.PLAN)
-
-    def _steps(self, shape: object, optimizer: Scalar) -> Iterator[Expected]:
-        for source, shapes in self._paces.items():
-            if found := shapes.get(shape):
-                # Another optimizer on the same shape is close enough: most of a step is forward and backward.
-                paces = found.get(optimizer) or [pace for paces in found.values() for pace in paces]
-                yield statistics.median(paces), source
+        shape, optimizer = shape_of(train), train.get("optimizer")
+        if (found := self._paces.get(shape)) is None:
+            return None if planned_s is None else (planned_s, EstimateSource.PLAN)
+        if (shape, optimizer) not in self._medians:
+            # Another optimizer on the same shape is close enough: most of a step is forward and backward.
+            paces = found.get(optimizer) or [pace for paces in found.values() for pace in paces]
+            self._medians[shape, optimizer] = statistics.median(paces)
+        return whole_number(train, "max_iters") * self._medians[shape, optimizer], self._source
 
 
 def shape_of(train: Train) -> tuple[Scalar, ...]:

@@ -116,7 +116,8 @@ def state_of(files: Files, *, spare: bool = False) -> State:
         return state(status, kind, reason, starts=starts, due=due)
     if status is not Status.FAILED:
         status = Status.SKIPPED if files.request.skip and not attempts else status
-        reason = request_text(files.request)
+        held = f"held by user, {datetime.fromtimestamp(files.request.time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        reason = files.request.skip or held
     return state(status, kind, reason)
 
 
@@ -135,11 +136,6 @@ def _open(files: Files, attempts: Sequence[Attempt], *, spare: bool) -> tuple[St
     again = spare and rule.status is Status.FAILED and failures == 1 and end.kind not in NOT_AGAIN
     is_smallest = end.kind == OOM and (attempts[-1].micro_batch or files.micro_batch) < 2
     return rule.status, end.kind, end.reason, (rule.automatic and not is_smallest) or again
-
-
-def request_text(request: Request) -> str:
-    """Return the reason of a run that waits for its user: `held by user, 2026-11-22 19:30:05 UTC`."""
-    return request.skip or f"held by user, {datetime.fromtimestamp(request.time, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def next_attempt(files: Files, state: State) -> Attempt:

@@ -57,7 +57,8 @@ def read_run(
         if found := attempts.read_all(folder):
             result = decode(f"{folder}/result.json", RunResult) if "result.json" in names(folder) else None
             last, is_done = found[-1], result is not None and result.status == "finished"
-            is_live = last.end is None and not has_lock and _is_live(folder, last, run.name in jobs)
+            trains = run.name in jobs or locks.is_held(folder / ".lock") or attempts.beats(folder, last)
+            is_live = last.end is None and not has_lock and trains
             saved = 0 if is_done else saved_step(plan.checkpoints_of(path, run))
     except RecordError as error:
         found, result, damage = (), None, f"{error.what}: {error.why}".replace(f"{folder}/", "")
@@ -66,10 +67,6 @@ def read_run(
         saved=saved, is_live=is_live, request=requests.runs.get(run.name), again=requests.again.get(run.name),
         damage=damage,
     )  # fmt: skip
-
-
-def _is_live(folder: Path, last: attempts.Attempt, has_job: bool) -> bool:
-    return has_job or locks.is_held(folder / ".lock") or attempts.beats(folder, last)
 
 
 def saved_step(folder: Path) -> int:

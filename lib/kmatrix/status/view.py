@@ -108,7 +108,6 @@ class MatrixView:
     all_dollars: float | None  # at the end; None also if the time left of a run with a price is unknown
     runs: tuple[RunView, ...]
     gpus: tuple[GpuView, ...]  # of the machine, or of the nodes of a cluster that train
-    looks: tuple[str, ...]  # with adaptive seeds: what was decided at the last look at the verdict
 
     @property
     def is_active(self) -> bool:
@@ -169,7 +168,6 @@ class Viewer:
             all_dollars=None if None in all_dollars else total_dollars(all_dollars),
             runs=tuple(run for run in runs if not only or run.status in only),
             gpus=tuple(sorted(gpus.values(), key=lambda gpu: (gpu.host, gpu.index is None, gpu.index or 0))),
-            looks=tuple(seeds.looks()) if seeds else (),
         )
 
     def _run(
@@ -244,7 +242,7 @@ class Viewer:
             for run in runs
             if run.status is Status.RUNNING and run.left_s is not None and run.max_iters
         ]
-        here = MeasuredRuns([*estimate.measured_in(seen), *own])
+        here = MeasuredRuns([*estimate.measured_in(seen), *own], EstimateSource.MATRIX)
         expected = {run.name: run.expected_s for run in seen.plan.runs}
 
         def with_left(run: RunView) -> RunView:
@@ -265,7 +263,8 @@ class Viewer:
         """Return the finished runs of other matrices on this kind of machine, which are read once."""
         if self._earlier is None:
             machine, folder = estimate.machine_of(seen.plan.provenance), self.path.parent
-            self._earlier = MeasuredRuns((), estimate.measured_on(folder, machine, without=self.path.name))
+            earlier = estimate.measured_on(folder, machine, without=self.path.name)
+            self._earlier = MeasuredRuns(earlier, EstimateSource.EARLIER)
         return self._earlier
 
     def _by_its_steps(self, seen: Look, run: RunView) -> RunView:

@@ -21,7 +21,7 @@ from kmatrix.status.look import Look
 from kmatrix.text import plural
 
 if TYPE_CHECKING:
-    from kmatrix.verdict.family import Pair, Replay, Rules
+    from kmatrix.verdict.family import Replay, Rules
 
 SEED_AXIS, GPUS_AXIS = "seed", "gpus"
 Key = tuple[tuple[str, str], ...]  # the axes of a configuration
@@ -32,7 +32,6 @@ TEXT_SYMBOLS = ("GPT2_DATA_PATH", "GPT2_TEXT_COLUMN", "GPT2_VAL_PERCENT")
 SHORT_HASH = 8  # characters of a hash in texts
 PLAIN_AXES = ("optimizer", "model", "schedule", "dtype", "dataset", "tokenizer")  # named by their value alone
 NOT_NEEDED = "their seeds are not needed so far"  # of the runs in reserve
-MOST_DESCRIBED = 4  # comparisons of a family in one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +91,6 @@ class AdaptiveSeeds:
         waiting = (Status.PLANNED, Status.STOPPED)
         return frozenset(run for run, status in statuses.items() if status in waiting) - self.asked
 
-    def looks(self) -> Iterator[str]:
-        """Yield a line per family: what was decided and what was open when its verdict was looked at last."""
-        for family, now in zip(self.families, self.replays, strict=True):
-            if now.rounds and len(family.configurations) > 1:
-                pairs = _described(now.verdict.against_reference)
-                yield f"looked after {plural(now.rounds[-1], 'seed')}: {pairs}"
-
 
 def wanted(look: Look) -> Sequence[str]:
     """Return the runs that are part of a matrix so far, in its order: a controller starts those that are due."""
@@ -116,7 +108,10 @@ def seeds_of(look: Look) -> AdaptiveSeeds | None:
 
 def adaptive_seeds(families: Sequence[Family], ends: Mapping[str, SeedEnd]) -> AdaptiveSeeds:
     """Return what these families want. ends: of the runs that are over."""
-    found = [_replayed(_frozen(family.losses(ends)), family.rules) for family in families]
+    found = []
+    for family in families:
+        losses = tuple((name, tuple(known.items())) for name, known in family.losses(ends).items())
+        found.append(_replayed(losses, family.rules))
     return AdaptiveSeeds(families=families, replays=found)
 
 
@@ -277,36 +272,8 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-FrozenLosses = tuple[tuple[str, tuple[tuple[int, float | None], ...]], ...]
-
-
-def _frozen(losses: Mapping[str, Mapping[int, float | None]]) -> FrozenLosses:
-    def comparable(loss: float | None) -> float | None:
-        return math.inf if loss is not None and math.isnan(loss) else loss  # NaN is not equal to itself
-
-    return tuple(
-        (name, tuple((seed, comparable(loss)) for seed, loss in sorted(known.items())))
-        for name, known in losses.items()
-    )
-
-
 @lru_cache(maxsize=64)  # a replay of many seeds takes seconds, and between two looks the losses are mostly the same
-def _replayed(losses: FrozenLosses, rules: Rules) -> Replay:
+def _replayed(losses: tuple[tuple[str, tuple[tuple[int, float | None], ...]], ...], rules: Rules) -> Replay:
     from kmatrix.verdict.replay import replay  # its statistics take a tenth of the time of a status
 
     return replay({name: dict(known) for name, known in losses}, rules)
-
-
-def _described(pairs: Sequence[Pair]) -> str:
-    """Return `muon better than adamw; muon against soap open, about 2 more`."""
-    texts = []
-    for pair in pairs[:MOST_DESCRIBED]:
-        text = f"{pair.a} {pair.outcome} than {pair.b}"
-        if pair.outcome == "equivalent":
-            text = f"{pair.a} and {pair.b} equivalent"
-        elif pair.outcome == "open":
-            more = "" if pair.more_seeds is None else f", about {pair.more_seeds} more"
-            text = f"{pair.a} against {pair.b} open" + (f" ({pair.no_more})" if pair.no_more else more)
-        texts.append(text)
-    rest = len(pairs) - MOST_DESCRIBED
-    return "; ".join([*texts, *([f"and {plural(rest, 'more comparison')}"] if rest > 0 else [])])

@@ -159,8 +159,7 @@ def run_counts(view: MatrixView) -> list[str]:
 
 
 def reserve_notes(view: MatrixView) -> Iterator[str]:
-    """Yield what the last look at a verdict has decided, and why runs are in reserve."""
-    yield from (f"verdict {text}" for text in view.looks)
+    """Yield why runs are in reserve."""
     if number := sum(run.reserve for run in view.runs):
         yield f"{plural(number, 'run')} in reserve: {NOT_NEEDED}"
 
