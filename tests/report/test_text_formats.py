@@ -144,14 +144,6 @@ def test_an_escaped_text_renders_as_itself(text):
     assert text_of(rendered(f"before {escaped(text)} after")).strip() == f"before {text} after"
 
 
-@pytest.mark.parametrize("seeds", [1, 3])  # the list before the table ends with a command, and with a sentence
-def test_the_ranking_is_a_table_after_the_verdict(tmp_path, seeds):
-    losses = [3.3, 3.31, 3.32][:seeds]
-    runs = [*runs_with_seeds(seeds, losses), *runs_with_seeds(seeds, [loss - 1 for loss in losses], optimizer="muon")]
-    tree = ElementTree.fromstring(f"<html>{rendered(report_md(make_matrix(tmp_path, runs)))}</html>")
-    assert [len(table.findall("tbody/tr")) for table in tree.findall("table")] == [2, 2]  # ranking, cost
-
-
 def test_hostile_text_in_the_markdown_is_text(tmp_path):
     html = rendered(report_md(make_matrix(tmp_path, hostile_runs()))).replace("\ufffe", "")
     tree = ElementTree.fromstring(f"<html>{html}</html>")

@@ -325,4 +325,6 @@ def differing(results: Results) -> Table:
 
 def setting_text(value: Scalar) -> str:
     """Return the value of a training field."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
