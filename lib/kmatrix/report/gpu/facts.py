@@ -21,19 +21,6 @@ def reasons_of(events: Sequence[EventLine]) -> list[str]:
     return [event.text or "" for event in events if event.event == NOTHING_RECORDED][-1:]
 
 
-def lost_now(events: Sequence[EventLine]) -> dict[int, float]:
-    """Return the index of each GPU that the recorder has lost and not found again, and since when (Unix s)."""
-    found: dict[int, float] = {}
-    for event in events:
-        if event.event == "started":
-            found.clear()
-        elif event.gpu_index is not None and event.event == "lost":
-            found[event.gpu_index] = event.time
-        elif event.gpu_index is not None and event.event == "found":
-            found.pop(event.gpu_index, None)
-    return found
-
-
 def facts_of_entry(entry: DeviceEntry | None) -> dict[str, Any]:
     """Return the fields of a device that only the recorder knows."""
     if entry is None:

@@ -28,7 +28,6 @@ from kmatrix.report.gpu.facts import (
     former_xids,
     is_computed,
     is_xid_of,
-    lost_now,
     problems_of,
     reasons_of,
     xids_of,
@@ -227,7 +226,7 @@ def _devices(
                 whole[at][quantity] = _statistics([column[:, at] for column in columns])
                 trained[at][quantity] = _statistics([column[:, at] for column in rest])
     entries = {(gpu.gpu_index, gpu.uuid or ""): gpu for gpu in summary.gpus}
-    has_time, since = any(part.samples.usual_s for part in parts), lost_now(events)
+    has_time = any(part.samples.usual_s for part in parts)
     found: list[Device] = []
     over_training: list[MeasuredDevice] = []
     notes: list[str] = []
@@ -236,11 +235,10 @@ def _devices(
         joules = complete_sum([_known(part.steps[:, at].sum()) for part in parts]) if has_time else None
         may_be_lost = not is_cpu and last.shows_losses
         lost_at, lost_s = _lost(parts, known, at) if may_be_lost else (None, 0.0)
-        lost_at = since.get(facts.index) if lost_at is None else lost_at  # too short for samples to tell
         if lost_s and lost_at is None:
             unknown = "its energy and mean power are" if joules is None else "its mean power is"
             notes.append(f"{label} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest")
-        if lost_s or lost_at is not None:
+        if lost_s:
             whole[at]["power"] = trained[at]["power"] = None
         elif has_time and joules is None and whole[at]["power"] and may_be_lost:
             notes.append(f"{label} {NO_POWER} {last.gap_s:g} s: its energy is unknown")

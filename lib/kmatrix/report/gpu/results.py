@@ -137,13 +137,13 @@ class Gpu(Record, frozen=True, kw_only=True):
     hz_reached: Annotated[float | None, Meta(description="samples per second")] = None
     energy_source: Annotated[str | None, Meta(description="counter, or power (integrated)")] = None
     gpus: Annotated[tuple[Device, ...], Meta(description="each device of the last attempt")] = ()
-    totals: Annotated[Totals, Meta(description="all devices over the whole recording")] = field(default_factory=Totals)
-    balance: Annotated[Balances, Meta(description="balance over the whole recording")] = field(default_factory=Balances)
+    totals: Annotated[Totals, Meta(description="all devices over the whole recording")] = Totals()
+    balance: Annotated[Balances, Meta(description="balance over the whole recording")] = Balances()
     training: Annotated[Training | None, Meta(description="the training alone; null: unknown")] = None
     phases: Annotated[dict[str, Phase], Meta(description="phase without training -> time and energy")] = field(
         default_factory=dict
     )
-    factors: Annotated[Factors, Meta(description="prices and emissions")] = field(default_factory=Factors)
+    factors: Annotated[Factors, Meta(description="prices and emissions")] = Factors()
     reused: Annotated[bool, Meta(description="recorded in another matrix: no cost in this one")] = False
     has_earlier: Annotated[bool, Meta(description="time and energy include attempts on other devices")] = False
     ranks: Annotated[Ranks | None, Meta(description="compute time of each rank; null: unknown")] = None
