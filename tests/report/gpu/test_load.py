@@ -8,19 +8,15 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gpu_factory import STARTED, FakeGpus, damage, overwrite, write_arrays, write_foreign, write_samples
+from gpu_factory import STARTED, FakeGpus, damage, overwrite, write_arrays, write_samples
 from kmatrix.errors import RecordError
-from kmatrix.gpu.formats.json_array import JsonArrayFile
-from kmatrix.gpu.formats.samples import GpuSample, Snapshot, csv_header, csv_row, multi
+from kmatrix.gpu.formats.samples import Snapshot, csv_header, csv_row
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.load import load
 from kmatrix.report.gpu.samples import IMPOSSIBLE, QUANTITIES, SELECTED
 
 START = datetime(2025, 8, 27, 1, 42, 19)
-NUMBERS = st.none() | st.floats(0, 100, allow_nan=False).map(lambda number: round(number, 3))
 
 
 def entry(second, gpu=0, **changed):
@@ -55,24 +51,6 @@ def test_our_own_formats_give_the_same_arrays(tmp_path):
     for quantity in QUANTITIES:
         np.testing.assert_allclose(binary.values[quantity], text.values[quantity])
         assert np.isnan(binary.values[quantity][:, 1]).tolist() == [number >= 40 for number in range(60)]
-
-
-@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=6))
-@settings(max_examples=50, deadline=None)
-def test_any_numbers_are_read_back_as_they_were_written(tmp_path_factory, rows):
-    path = tmp_path_factory.mktemp("stats") / "gpu_stats_multi_gpu.json"
-    samples = tuple(
-        GpuSample(gpu_index=index, gpu_name="A", utilization=row[0], memory_used=row[1], temperature=row[2])
-        for index, row in enumerate(rows)
-    )
-    file = JsonArrayFile(path)
-    for step in range(3):
-        file.append(multi(Snapshot(time=STARTED + step, samples=samples)))
-    file.close()
-    found = load(path)
-    for place, quantity in enumerate(("utilization", "memory_used", "temperature")):
-        expected = [math.nan if row[place] is None else row[place] for row in rows]
-        np.testing.assert_array_equal(found.values[quantity], [expected] * 3)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +100,10 @@ def test_nan_and_infinity_in_json_are_unknown(tmp_path):
     assert np.isnan(loaded(tmp_path, text).values["power"][:, 0]).tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "hello", '{"samples": 5}', "5", "[]", '[{"timestamp": 1, "power": [1]}]'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "hello", '{"samples": 5}', "5", "[]", '[{"timestamp": 1, "power": [1]}]', '[{"timestamp": 1.7e12}]'],
+)
 def test_a_file_without_a_sample_is_one_error_that_names_it(tmp_path, text):
     with pytest.raises(RecordError, match=r"gpu_stats\.json (is not a GPU recording|contains no sample|is damaged)"):
         loaded(tmp_path, text)
@@ -191,12 +172,6 @@ def test_times_that_cannot_be_true_are_named(tmp_path, time):
     assert found.notes[0].startswith("gpu_stats.json: 1 time that cannot be true, such as ")
     csv = "timestamp,elapsed_sec,gpu0_power_w\n" + "".join(f"{stamp},0,5\n" for stamp in [*stamps, "inf"])
     assert "2 times that cannot be true" in loaded(tmp_path, csv, "gpu_metrics.csv").notes[0]
-
-
-def test_a_recording_in_milliseconds_has_no_sample_and_says_why(tmp_path):
-    with pytest.raises(RecordError) as caught:
-        loaded(tmp_path, [{**entry(k), "timestamp": 1_756_251_739_000 + 1000 * k} for k in range(30)])
-    assert "30 times that cannot be true, such as 1.756251739e+12 s" in caught.value.why
 
 
 @pytest.mark.parametrize(
@@ -292,10 +267,3 @@ def test_both_clocks_find_a_time_whatever_happened_to_one_of_them(tmp_path):
     assert found.time.tolist() == [float(number) for number in range(100)]
     for number in (10, 60, 90):
         assert found.at(changed[number].time + 0.5, changed[number].monotonic + 0.5) == pytest.approx(number + 0.5)
-
-
-def test_a_file_of_the_original_is_read_whole(tmp_path):
-    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus(), layout="mixed")
-    found = load(path)
-    assert found.values["memory_used"].mean(axis=0).tolist() == [12_800.0, 12_750.0, 12_825.0, 12_780.0]
-    assert (found.device_type, found.energy_source, found.gap_s) == ("", "power", 2.0)

@@ -37,10 +37,21 @@ def is_training(second, end=90):
     return 20 <= second < end and not 50 <= second < 60
 
 
-def record_run(path, *, gpus=2, seconds=100, begin=0.0, clock=0.0, pauses=(), counter=True, name="gpu_samples.bin"):
+def record_run(
+    path,
+    *,
+    gpus=2,
+    seconds=100,
+    begin=0.0,
+    clock=0.0,
+    pauses=(),
+    counter=True,
+    back_at=math.inf,
+    name="gpu_samples.bin",
+):
     """Record GPUs at 1 Hz for some seconds. begin: of the recording (s).  clock: s by which this host is ahead.
 
-    pauses: seconds before each of which 4 s are not recorded.
+    pauses: seconds before each of which 4 s are not recorded. back_at: second in which the clock is set back by a day.
     """
     run = RunDir(path)
     run.path.mkdir(parents=True, exist_ok=True)
@@ -55,7 +66,7 @@ def record_run(path, *, gpus=2, seconds=100, begin=0.0, clock=0.0, pauses=(), co
                 known |= {"energy_j": joules} if counter else {}
                 values += [known.get(column, math.nan) for column in COLUMNS]
             shift = begin + clock + second
-            file.append(STARTED + shift, 500.0 + shift, values)
+            file.append(STARTED + shift - (DAY if second >= back_at else 0), 500.0 + shift, values)
         joules += power_at(second)
     file.close()
     return run
@@ -145,29 +156,14 @@ def test_without_phases_the_training_is_unknown(tmp_path):
 
 
 def test_a_clock_that_is_set_back_changes_no_number(tmp_path):
-    straight, back = record_run(tmp_path / "a"), RunDir(tmp_path / "b")
+    straight, back = record_run(tmp_path / "a"), record_run(tmp_path / "b", back_at=40)
     log_attempt(straight, *PHASES, end=90)
-    back.path.mkdir()
-    content = straight.gpu_samples.read_bytes()
-    back.gpu_samples.write_bytes(content)
-    header = int.from_bytes(content[8:12], "little") + 12
-    size = (len(content) - header) // 100
-    with back.gpu_samples.open("r+b") as file:
-        for second in range(40, 100):
-            file.seek(header + second * size)
-            file.write(struct_of(STARTED + second - DAY))
     for line in straight.phases.read_text().splitlines():
         known = json.loads(line)
         shifted = {name: known[name] - (DAY if known[name] >= STARTED + 40 else 0) for name in ("begin", "end")}
         append_jsonl(back.phases, {**known, **shifted})
     expected, gpu = (msgspec.to_builtins(measured(run)) for run in (straight, back))
     assert {**gpu, "evidence": ""} == {**expected, "evidence": ""}
-
-
-def struct_of(value):
-    import struct
-
-    return struct.pack("<d", value)
 
 
 # ---- coverage ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -56,12 +55,6 @@ def test_the_report_and_the_sections_of_a_matrix(golden, tmp_path):
     golden("summary_gpus.txt", sections(read_folder(matrix.path).runs))
 
 
-def test_a_straggler_is_named_although_the_memory_is_balanced(tmp_path):
-    text = summarize(matrix_of_all_kinds(tmp_path).path)
-    assert "Balance: CV = 0.2% (Excellent)" in text
-    assert "waiting for the slowest rank: the CV does not show rank 3" in text
-
-
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 40), st.text("abc_0123456789", min_size=1, max_size=100))
 def test_no_line_is_wider_than_a_report(tmp_path_factory, devices, name):
@@ -103,17 +96,6 @@ def test_large_recordings_are_read_by_several_processes(tmp_path, monkeypatch):
     expected = read_folder(folder)
     monkeypatch.setattr("kmatrix.report.gpu.folders.LARGE_BYTES", 0)
     assert read_folder(folder) == expected
-
-
-def test_a_pause_is_a_gap_and_one_line(tmp_path):
-    path = write_foreign(tmp_path / "gpt2_adamw", FakeGpus())
-    entries = json.loads(path.read_text())
-    for entry in entries[30:]:
-        entry["timestamp"] = (datetime.fromisoformat(entry["timestamp"]) + timedelta(hours=2)).isoformat()
-    path.write_text(json.dumps(entries))
-    text = summarize(tmp_path)
-    assert "60 samples in 58.0s" in text
-    assert text.count("nothing was recorded for 2h00m in 1 gap") == 1
 
 
 def test_a_recording_that_cannot_be_read_is_named_with_the_reason(tmp_path):

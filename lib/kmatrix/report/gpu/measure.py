@@ -385,9 +385,7 @@ def _combined(found: RunRecordings, totals: TrainingTotals, ranks: Ranks | None)
         balance=balance,
         training=training,
         phases={
-            phase: Phase(
-                seconds=first.spent[phase].seconds, joules=complete_sum([one.spent[phase].joules for one in known])
-            )
+            phase: Phase(seconds=first.spent[phase].seconds, joules=period(phase, (), None)["joules"])
             for phase in PHASES
             if all(phase in one.spent for one in known) and first.spent[phase].seconds > 0
         },
