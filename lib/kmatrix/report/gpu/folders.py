@@ -36,14 +36,14 @@ def find_recorded(target: Path | None, results_dir: Path) -> Path:
             hint = "pass a matrix directory, or one with gpu_stats*.json"
             raise RecordError(f"{target} is not a directory", hint=hint)
         return target
-    newest = [matrix.path for matrix in reversed(matrix_dirs(results_dir)) if _has_runs(matrix)]
-    if not newest:
-        raise RecordError(
-            f"no matrix in {results_dir.resolve()}",
-            why="no test_matrix_results_* directory has a run",
-            hint="pass a matrix directory, or run `make test-matrix`",
-        )
-    return newest[0]
+    for matrix in reversed(matrix_dirs(results_dir)):
+        if matrix.matrix_json.is_file() or any(any(matrix.path.glob(f"*/{name}")) for name in PATTERNS):
+            return matrix.path
+    raise RecordError(
+        f"no matrix in {results_dir.resolve()}",
+        why="no test_matrix_results_* directory has a run",
+        hint="pass a matrix directory, or run `make test-matrix`",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,9 @@ def read_folder(folder: Path, columns: int = 0) -> RecordedFolder:
     if matrix.matrix_json.is_file():
         found = RecordedFolder(name=matrix.name, root=folder, runs=_of_matrix(matrix))
     else:
-        is_single = bool(text_recordings(folder))
-        pairs = [_foreign(folder, {}, columns)] if is_single else _foreign_runs(folder, columns)
+        root = folder.parent if text_recordings(folder) else folder  # a single run, or one per folder
+        pairs = _foreign_runs(folder, columns)
         timelines = {run.name: timeline for run, timeline in pairs} if columns else {}
-        root = folder.parent if is_single else folder
         found = RecordedFolder(name=folder.name, root=root, runs=[run for run, _ in pairs], timelines=timelines)
     if not any(run.gpu for run in found.runs):
         raise RecordError(
@@ -96,22 +95,24 @@ def _of_matrix(matrix: MatrixDir) -> list[RecordedRun]:
 
 
 def _foreign_runs(folder: Path, columns: int) -> list[tuple[RecordedRun, Timeline | None]]:
-    """Return the runs in all_results.json of the original project, then every other folder with a recording."""
+    """Return the run in a folder; else those in all_results.json of the original project, then all others in it."""
+    if text_recordings(folder):
+        return [_foreign(folder, {}, columns)]
     try:
         entries = json.loads((folder / "all_results.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         entries = []
     results = {str(one["test_id"]): one for one in entries if isinstance(one, dict) and one.get("test_id")}
-    named = [name for name in results if (folder / name).is_dir()]
-    recorded = sorted({path.parent.name for pattern in PATTERNS for path in folder.glob(f"*/{pattern}")})
-    names = list(dict.fromkeys(named + recorded))  # listed runs first, in their order
-    folders, entries = [folder / name for name in names], [results.get(name, {}) for name in names]
+    listed = [folder / name for name in results if (folder / name).is_dir()]
+    recorded = sorted({path.parent for pattern in PATTERNS for path in folder.glob(f"*/{pattern}")})
+    folders = list(dict.fromkeys(listed + recorded))
+    of_each = (folders, [results.get(path.name, {}) for path in folders], repeat(columns))
     size = sum(path.stat().st_size for one in folders for path in text_recordings(one)[:1])
-    if len(names) == 1 or size < LARGE_BYTES:
-        return list(map(_foreign, folders, entries, repeat(columns)))
+    if len(folders) == 1 or size < LARGE_BYTES:
+        return list(map(_foreign, *of_each))
     # Not forked: libraries of this process may have threads.
-    with ProcessPoolExecutor(min(len(names), usable_cores()), get_context("spawn")) as pool:
-        return list(pool.map(_foreign, folders, entries, repeat(columns)))
+    with ProcessPoolExecutor(min(len(folders), usable_cores()), get_context("spawn")) as pool:
+        return list(pool.map(_foreign, *of_each))
 
 
 def _foreign(folder: Path, result: Mapping[str, Any], columns: int) -> tuple[RecordedRun, Timeline | None]:
@@ -127,7 +128,3 @@ def _foreign(folder: Path, result: Mapping[str, Any], columns: int) -> tuple[Rec
         gpu=gpu_of(RunDir(folder), totals, recordings),
     )
     return run, timeline_of(recordings, QUANTITIES, columns) if columns else None
-
-
-def _has_runs(matrix: MatrixDir) -> bool:
-    return matrix.matrix_json.is_file() or any(any(matrix.path.glob(f"*/{name}")) for name in PATTERNS)
