@@ -66,12 +66,9 @@ def is_held(path: Path) -> bool:
     """Return whether a process on this host holds a lock; for readers, who may not be allowed to write."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not is_locked_now(file.fileno(), shared=True)
     except OSError:
         return False
-    return False
 
 
 def release(handle: int) -> None:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -63,7 +63,9 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval | N
 
 def lower_tail(t: float, freedom: float) -> float:
     """Return P(T <= t), T following Student's t with `freedom` degrees of freedom."""
-    return float(_distribution()(freedom, t))
+    from scipy.special import stdtr
+
+    return float(stdtr(freedom, t))
 
 
 @lru_cache(maxsize=65536)
@@ -72,10 +74,3 @@ def critical(p: float, freedom: float) -> float:
     from scipy.special import stdtrit
 
     return -float(stdtrit(freedom, p))
-
-
-@lru_cache(maxsize=1)
-def _distribution() -> Any:
-    from scipy.special import stdtr  # an import statement would cost as much as a call
-
-    return stdtr

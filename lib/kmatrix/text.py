@@ -103,19 +103,13 @@ def count(number: float | None) -> str:
     >>> count(512), count(1_024_000), count(10**10), count(12.34), count(None)
     ('512', '1.02M', '10.0B', '12.3', '-')
     """
-    return UNKNOWN if number is None else _scaled(number, "kMBT")
-
-
-def flop_count(number: float | None) -> str:
-    """Return a number of floating-point operations with an SI prefix.
-
-    >>> flop_count(8.59e8), flop_count(2.1e15)
-    ('859 MFLOP', '2.10 PFLOP')
-    """
     if number is None:
         return UNKNOWN
-    text = _scaled(number, "kMGTPEZ")
-    return f"{text[:-1]} {text[-1]}FLOP" if text[-1].isalpha() else f"{text} FLOP"
+    for power, letter in ((4, "T"), (3, "B"), (2, "M"), (1, "k")):
+        if (scaled := abs(number) / 1000**power) >= 0.9995:
+            digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
+            return f"{number / 1000**power:.{digits}f}{letter}"
+    return f"{number:.3g}"
 
 
 def fixed(number: float | None, digits: int = 1, *, grouped: bool = False) -> str:
@@ -199,37 +193,17 @@ def shortened(text: str, width: int) -> str:
 
 
 def shortened_names(names: Sequence[str], width: int) -> list[str]:
-    """Return the names of a list of at most `width` columns; if their middles differ, without what all have in common.
+    """Return the names of a list of at most `width` columns; if their middles differ, without the parts of all.
 
     >>> shortened_names(["gpt2_adamw_lr1_cosine_4gpu", "gpt2_adamw_lr2_cosine_4gpu"], 12)
-    ['…lr1…', '…lr2…']
+    ['…lr1', '…lr2']
     """
     short = [shortened(name, width) for name in names]
-    if short == list(names) or len(set(short)) == len(set(names)):
+    if len(set(short)) == len(set(names)):
         return short
-    own = [shortened(name, width) for name in without_common_parts(names)]
-    return own if len(set(own)) > len(set(short)) else short
-
-
-def without_common_parts(names: Sequence[str]) -> list[str]:
-    """Return names with an ellipsis in place of the parts that all of them have."""
-    split = [re.split("(_|, )", name) for name in names]  # parts, and between them what separates them
-    if len({len(parts) for parts in split}) == 1:
-        shared = [len(set(column)) == 1 for column in zip(*(parts[::2] for parts in split), strict=True)]
-        return [_joined(parts, shared) for parts in split]
-    common = set.intersection(*(set(parts[::2]) for parts in split))
-    return [_joined(parts, [part in common for part in parts[::2]]) for parts in split]
-
-
-def _joined(parts: Sequence[str], shared: Sequence[bool]) -> str:
-    """Return parts and separators as a name, with an ellipsis in place of shared parts."""
-    text = ""
-    for at, is_shared in enumerate(shared):
-        if is_shared:
-            text += "" if text.endswith(ELLIPSIS) else ELLIPSIS
-        else:
-            text += (parts[2 * at - 1] if at and not text.endswith(ELLIPSIS) else "") + parts[2 * at]
-    return text
+    parts = [re.split("_|, ", name) for name in names]
+    common = set.intersection(*map(set, parts))
+    return [shortened(ELLIPSIS + "_".join(part for part in each if part not in common), width) for each in parts]
 
 
 def shown(path: Path) -> str:
@@ -330,15 +304,6 @@ def _least(columns: Sequence[Column], kept: Sequence[int], rows: Sequence[Sequen
     return min((at for at in kept[1:] if columns[at].worth is not None), key=worth, default=None)
 
 
-def section(title: str, lines: Sequence[str]) -> list[str]:
-    """Return a title, underlined, and its lines.
-
-    >>> section("Runs", ["adamw"])
-    ['Runs', '----', 'adamw']
-    """
-    return [title, "-" * len(title), *lines]
-
-
 def wrap(text: str, bullet: str = "", width: int | None = WIDTH) -> list[str]:
     """Return a text as lines of at most `width` columns, the first after `bullet`, the others indented.
 
@@ -354,14 +319,3 @@ def wrap(text: str, bullet: str = "", width: int | None = WIDTH) -> list[str]:
 
 def _sized(size: float) -> str:
     return f"{size:,.1f}" if size < 99.95 else f"{size:,.0f}"
-
-
-def _scaled(number: float, letters: str) -> str:
-    """Return a number with three digits and the letter of its power of a thousand."""
-    size = abs(number)
-    for power in range(len(letters), 0, -1):
-        scaled = size / 1000**power
-        if scaled >= 0.9995:
-            digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
-            return f"{number / 1000**power:.{digits}f}{letters[power - 1]}"
-    return f"{number:.3g}"

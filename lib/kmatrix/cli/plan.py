@@ -46,7 +46,6 @@ from kmatrix.text import (
     count,
     disk_size,
     duration,
-    flop_count,
     make_command,
     memory_size,
     money,
@@ -184,7 +183,7 @@ def _forecast(made: Plan, kind: RunKind) -> Iterator[str]:
         (
             "model",
             f"{shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, vocabulary "
-            f"{shape.vocab_size:,}; {flop_count(shape.flops_per_token)} per token",
+            f"{shape.vocab_size:,}; {count(shape.flops_per_token)} FLOP per token",
         ),
         ("length", _length(config)),
         *(("rule", text) for text in _rules(config)),

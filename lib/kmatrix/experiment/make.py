@@ -56,13 +56,7 @@ def make_matrix(
 
 
 def contents_of(
-    plan: Plan,
-    *,
-    command: str,
-    reuse: bool = True,
-    shards: int = 0,
-    code: Path = ROOT,
-    on_message: OnMessage = ignore,
+    plan: Plan, *, command: str, reuse: bool = True, shards: int = 0, code: Path = ROOT, on_message: OnMessage = ignore
 ) -> Contents:
     """Check all that would fail later, prepare the data, and return what a matrix is made from.
 
@@ -196,7 +190,5 @@ def tracking(config: Config) -> Tracking:
     if not config.trackers:
         return Tracking()
     return Tracking(
-        trackers=tuple(config.trackers),
-        project=config.tracker_project or own_project(),
-        limit_s=config.tracker_limit_s,
+        trackers=tuple(config.trackers), project=config.tracker_project or own_project(), limit_s=config.tracker_limit_s
     )

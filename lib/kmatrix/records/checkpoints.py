@@ -84,8 +84,7 @@ class Checkpoints:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             path.with_suffix(".json").unlink(missing_ok=True)  # of another file
         sync_folder(self.folder)
-        item = Checkpoint(step=step, bytes=size, sha256=sha256, time=clock.now(), **about)
-        return self.describe(item)
+        return self.describe(Checkpoint(step=step, bytes=size, sha256=sha256, time=clock.now(), **about))
 
     def describe(self, item: Checkpoint, **changes: Any) -> Checkpoint:
         """Write the description of a checkpoint, with some fields changed, and return it."""

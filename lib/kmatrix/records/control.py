@@ -38,9 +38,8 @@ class Requests(Record, frozen=True, kw_only=True):
 
     runs: dict[str, Request] = field(default_factory=dict)
     again: dict[str, Again] = field(default_factory=dict)
-    settings: dict[str, str] = field(
-        default_factory=dict
-    )  # of the last command that started runs: GPUS, HOSTS, SIMULATE, CODE, RUN
+    # Of the last command that started runs: GPUS, HOSTS, SIMULATE, CODE, RUN
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 def requests_of(matrix: Path) -> Requests:

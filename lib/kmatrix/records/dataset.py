@@ -20,9 +20,8 @@ FLAT = "flat"  # the layout of consecutive windows
 # Tokens of documents per token of the rows that they are packed into: a third is dropped at a context of 2048
 # (karpathy/nanochat, dev/LOG.md, 2026-01-13: 34.6 %).
 PACKED_READS = 1.6
-KINDS = {
-    kind: (f"*_{kind}_*.bin", f"{kind}.bin") for kind in ("train", "val")
-}  # patterns of the names of shards; nanoGPT's names last
+# Patterns of the names of shards; nanoGPT's names last
+KINDS = {kind: (f"*_{kind}_*.bin", f"{kind}.bin") for kind in ("train", "val")}
 Parts = tuple[tuple[str, float, int], ...]  # name, share of the sequences and training tokens of each dataset of a mix
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 

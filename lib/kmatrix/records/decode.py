@@ -155,14 +155,9 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _damage(name: str, error: Exception) -> RecordError:
-    return RecordError(f"{name} is damaged", why=_cause(error), hint="restore it from a copy")
-
-
-def _cause(error: Exception) -> str:
-    """Return the cause of a decoding error: `train.batch_size: expected int, got str`."""
+    """Return the error of a file; its cause reads `train.batch_size: expected int, got str`."""
+    text, _, place = str(error).replace("`", "").partition(" - at $")
+    why = f"{place.lstrip('.')}: {text[:1].lower()}{text[1:]}" if place else text
     if isinstance(error, RecursionError):
-        return "nested too deeply"
-    text, _, place = str(error).partition(" - at `$")
-    text = text.replace("`", "")
-    place = place.removesuffix("`").lstrip(".")
-    return f"{place}: {text[:1].lower()}{text[1:]}" if place else text
+        why = "nested too deeply"
+    return RecordError(f"{name} is damaged", why=why, hint="restore it from a copy")

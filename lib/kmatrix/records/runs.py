@@ -221,9 +221,7 @@ class MetricLine(Record, frozen=True, kw_only=True):
     def merged(self, later: MetricLine) -> MetricLine:
         """Return this line with the time and the values of a later line of the same step."""
         return MetricLine(
-            step=self.step,
-            time=self.time if later.time is None else later.time,
-            values={**self.values, **later.values},
+            step=self.step, time=self.time if later.time is None else later.time, values={**self.values, **later.values}
         )
 
 

@@ -12,7 +12,7 @@ from kmatrix.records.decode import Count, Record, as_json, decode_optional, repl
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import merged_metrics, read_run_file_or_empty
-from kmatrix.text import make_command
+from kmatrix.text import first_names, make_command
 
 
 class SyncState(StrEnum):
@@ -99,7 +99,4 @@ def first_of_each(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
     for tracker, text in pairs:
         if text:
             found.setdefault(tracker, {})[text] = None
-    return [
-        f"{tracker}: {next(iter(each))}" + (f" and {len(each) - 1} more" if len(each) > 1 else "")
-        for tracker, each in found.items()
-    ]
+    return [f"{tracker}: {first_names(each, 1)}" for tracker, each in found.items()]

@@ -167,11 +167,8 @@ class TrainConfig(ModelFields):
         """Return the same training with another micro-batch size. Accumulation changes; the global batch does not."""
         sequences = self.global_batch // self.num_gpus
         if micro_batch < 1 or sequences % micro_batch:
-            raise ConfigError(
-                f"a micro-batch of {micro_batch}",
-                why=f"it does not divide the {sequences} sequences of a rank",
-                hint="choose a divisor",
-            )
+            why = f"it does not divide the {sequences} sequences of a rank"
+            raise ConfigError(f"a micro-batch of {micro_batch}", why=why, hint="choose a divisor")
         return replace(self, batch_size=micro_batch, gradient_accumulation=sequences // micro_batch)
 
     @property

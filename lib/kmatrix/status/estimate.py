@@ -118,19 +118,6 @@ def rest_of_run(
     return max(0.0, left - min(max(0.0, since_s), max(0.0, soon)))
 
 
-def rest_when_resumed(
-    recent: Sequence[MetricLine], phases: Sequence[PhaseLine], train: Train, start: int
-) -> float | None:
-    """Return the time (s) that a stopped run takes once it continues, None without a pace.
-
-    recent: the newest training lines of its last attempt with two of them.  phases: of this run.
-    start: the step of the checkpoint that it continues from, 0 without one.
-    """
-    left = rest_of_run((), phases, train, 0.0, earlier=recent, start=start)
-    set_ups = [phase.duration_s for phase in phases if phase.phase == SET_UP]
-    return None if left is None else left + (statistics.median(set_ups) if set_ups else 0.0)
-
-
 def pace_of(recent: Sequence[MetricLine], phases: Sequence[PhaseLine]) -> float | None:
     """Return the median time (s) of a step between recent lines, None with fewer than two lines.
 

@@ -20,15 +20,7 @@ from kmatrix.records.decode import Record, as_json
 from kmatrix.records.files import LineTail, append_jsonl
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricLine, MetricValues, metric_line_of
-from kmatrix.status.alerts import (
-    Alert,
-    AlertTracker,
-    GpuState,
-    RunSnapshot,
-    Thresholds,
-    ended_at,
-    read_alerts,
-)
+from kmatrix.status.alerts import Alert, AlertTracker, GpuState, RunSnapshot, Thresholds, ended_at, read_alerts
 from kmatrix.status.stragglers import read_ranks
 
 BACK = 1 << 16  # bytes of metrics.jsonl that are read: some hundred lines
@@ -213,7 +205,10 @@ class Observer:
         tail.read()
         if self._ranks > 1 and now >= self._ranks_due:
             self._ranks_due = now + RANKS_EVERY_S
-            self._waiting = _waiting(self._run)
+            ranks = read_ranks(self._run, most_bytes=RANK_BYTES)
+            self._waiting = (None, None)
+            if ranks is not None and ranks.slowest_share >= STRAGGLER_SHARE:
+                self._waiting = 100.0 * ranks.straggler_time_share, ranks.slowest_rank
         gpus, memory = self._gpus.read() if self._gpus else ((), [])
         steady = len(tail.losses) > 1  # the first line contains the warm-up
         return RunSnapshot(
@@ -229,14 +224,6 @@ class Observer:
             val_losses=tuple(tail.val_losses),
             quiet_s=tail.since_s() if tail.losses else None,
         )
-
-
-def _waiting(run: RunDir) -> tuple[float | None, int | None]:
-    """Return the share of step time (percent) that ranks wait for a straggler, and its rank; None without one."""
-    ranks = read_ranks(run, most_bytes=RANK_BYTES)
-    if ranks is None or ranks.slowest_share < STRAGGLER_SHARE:
-        return None, None
-    return 100.0 * ranks.straggler_time_share, ranks.slowest_rank
 
 
 class GpuView(Record, frozen=True, kw_only=True):

@@ -41,13 +41,7 @@ def look(path: Path, jobs: Collection[str] = ()) -> Look:
 
 
 def read_run(
-    path: Path,
-    plan: Plan,
-    run: PlannedRun,
-    requests: Requests,
-    jobs: Collection[str] = (),
-    *,
-    has_lock: bool = False,
+    path: Path, plan: Plan, run: PlannedRun, requests: Requests, jobs: Collection[str] = (), *, has_lock: bool = False
 ) -> Files:
     """Return what the files of a run say. has_lock: the caller has its lock, so nobody else on this host trains it."""
     folder, train = path / run.name, plan.train_of(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -277,7 +278,9 @@ class Viewer:
             start, since_s = run.start if run.step is None else run.step, tail.since_s()
             left = estimate.rest_of_run(tail.recent, phases, files.train, since_s, earlier=tail.earlier, start=start)
         else:
-            left = estimate.rest_when_resumed(lines, phases, files.train, files.saved)
+            left = estimate.rest_of_run((), phases, files.train, 0.0, earlier=lines, start=files.saved)
+            set_ups = [phase.duration_s for phase in phases if phase.phase == estimate.SET_UP]
+            left = left + statistics.median(set_ups) if left is not None and set_ups else left
         return run if left is None else replaced(run, left_s=left, left_from=EstimateSource.OWN)
 
     def _spans(self, seen: Look, runs: Sequence[RunView]) -> Spans:

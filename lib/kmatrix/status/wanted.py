@@ -7,6 +7,7 @@ its reserve: they stay planned. Which ones these are follows from the losses, an
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -76,15 +77,8 @@ class Family:
 class AdaptiveSeeds:
     """What the verdicts on the families of a matrix have asked for by now."""
 
-    families: Sequence[Family]
     replays: Sequence[Replay]  # of each family
-
-    @property
-    def asked(self) -> frozenset[str]:
-        """The runs that a round asked for, also those that are over; the others are the reserve."""
-        pairs = zip(self.families, self.replays, strict=True)
-        wanted = ((family, name, seed) for family, one in pairs for name in one.asked for seed in one.asked[name])
-        return frozenset(family.runs[name, seed] for family, name, seed in wanted if (name, seed) in family.runs)
+    asked: frozenset[str]  # runs that a round asked for, also those that are over; the others are the reserve
 
     def reserve(self, statuses: Mapping[str, Status]) -> frozenset[str]:
         """Return the runs that wait, and that nobody executes unless the verdict wants them later. statuses: by run."""
@@ -108,11 +102,13 @@ def seeds_of(look: Look) -> AdaptiveSeeds | None:
 
 def adaptive_seeds(families: Sequence[Family], ends: Mapping[str, SeedEnd]) -> AdaptiveSeeds:
     """Return what these families want. ends: of the runs that are over."""
-    found = []
+    replays, asked = [], set()
     for family in families:
         losses = tuple((name, tuple(known.items())) for name, known in family.losses(ends).items())
-        found.append(_replayed(losses, family.rules))
-    return AdaptiveSeeds(families=families, replays=found)
+        one = _replayed(losses, family.rules)
+        replays.append(one)
+        asked |= {run for (name, seed), run in family.runs.items() if seed in one.asked.get(name, ())}
+    return AdaptiveSeeds(replays=replays, asked=frozenset(asked))
 
 
 def has_adaptive_seeds(rules: VerdictRules) -> bool:
@@ -140,12 +136,7 @@ def families_of_plan(plan: Plan) -> tuple[Family, ...]:
         one = _Member(name=run.name, axes=all_axes(run.axes, symbols, plan.axis_entries), train=train, symbols=symbols)
         members.setdefault(one.measured_on, []).append(one)
     found = list(_merged(members.values()))
-    keys = [(family, key) for family, group in enumerate(found) for key in dict.fromkeys(one.key for one in group)]
-    names = dict(zip(keys, _names(keys, found), strict=True))
-    return tuple(
-        _family(plan.verdict, group, {key: name for (at, key), name in names.items() if at == place})
-        for place, group in enumerate(found)
-    )
+    return tuple(_family(plan.verdict, group, names) for group, names in zip(found, _names(found), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +149,7 @@ class _Member:
     symbols: Mapping[str, str]
 
     @property
-    def key(self) -> tuple[tuple[str, str], ...]:
+    def key(self) -> Key:
         """What the runs of a configuration share: a run without axes is one by itself."""
         return tuple(item for item in self.axes.items() if item[0] != SEED_AXIS)
 
@@ -199,7 +190,7 @@ def _merged(groups: Collection[Sequence[_Member]]) -> Iterator[list[_Member]]:
             yield from map(list, found)
 
 
-def _family(rules: VerdictRules, members: Sequence[_Member], names: Mapping[object, str]) -> Family:
+def _family(rules: VerdictRules, members: Sequence[_Member], names: Mapping[Key, str]) -> Family:
     from kmatrix.verdict.family import Rules
 
     runs: dict[str, dict[int, str]] = {name: {} for name in names.values()}
@@ -224,22 +215,26 @@ def _family(rules: VerdictRules, members: Sequence[_Member], names: Mapping[obje
     )  # fmt: skip
 
 
-def _names(keys: Sequence[tuple[int, Key]], families: Sequence[Sequence[_Member]]) -> list[str]:
-    """Return a name for each configuration: its optimizer, and the values of the axes in which they differ."""
-    configurations = [dict(key) for _, key in keys]
+def _names(families: Sequence[Sequence[_Member]]) -> Iterator[dict[Key, str]]:
+    """Yield the names of the configurations of each family: optimizer, and values of the axes in which they differ."""
+    configurations = [dict(key) for family in families for key in dict.fromkeys(one.key for one in family)]
     labels = dict.fromkeys(label for axes in configurations for label in axes)
     varying = {label for label in labels if len({axes.get(label) for axes in configurations}) > 1}
     on_cpu = all(one.train.get("device") == "cpu" for family in families for one in family)
-    texts = []
-    for axes in configurations:
+
+    def text(axes: Mapping[str, str]) -> str:
         words = [_on(label, value, on_cpu) for label, value in axes.items() if label in varying or label == "optimizer"]
-        texts.append(", ".join(words) or "the configuration")
-    found: list[str] = []
-    for (family, _), text in zip(keys, texts, strict=True):
-        data = str(families[family][0].train.get("data_sha256") or "")[:SHORT_HASH]
-        name = f"{text}, data {data}" if texts.count(text) > 1 and data else text
-        found.append(name if name not in found else f"{name} ({len(found) + 1})")
-    return found
+        return ", ".join(words) or "the configuration"
+
+    often, taken = Counter(map(text, configurations)), set[str]()
+    for family in families:
+        data, names = str(family[0].train.get("data_sha256") or "")[:SHORT_HASH], {}
+        for key in dict.fromkeys(one.key for one in family):
+            name = text(dict(key))
+            name = f"{name}, data {data}" if often[name] > 1 and data else name
+            names[key] = f"{name} ({len(taken) + 1})" if name in taken else name
+            taken.add(names[key])
+        yield names
 
 
 def _on(label: str, value: str, on_cpu: bool) -> str:
