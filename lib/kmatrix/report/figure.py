@@ -45,32 +45,58 @@ RC_PARAMS = {
 Job = tuple[str, Callable[[], "Figure | str"]]  # file name, and what draws it or says why there is nothing to draw
 
 
-def new_figure(name: str, title: str, *, columns: int = 1, rows: int = 0, note: str = "") -> tuple[Figure, list[Axes]]:
-    """Return an empty figure with its title and panels; its height fits the number of rows. name: of the matrix."""
-    # Inches: 1.8 for the title and the labels of the axis, 0.3 per row.
-    figure = _blank(max(HEIGHT if not rows else 3.0, 1.8 + 0.3 * rows))
-    axes = list(figure.subplots(1, columns, squeeze=False)[0])
-    axes[0].set_title(title, pad=26)
-    subtitle(axes[0], f"{shortened(name, MOST_NAME)}{note}")
-    return figure, axes
-
-
-def figure_grid(
+def new_figure(
     name: str,
     title: str,
-    shape: tuple[int, int],
-    height: float,
+    shape: tuple[int, int] = (1, 1),
     *,
+    height: float = HEIGHT,
     note: str = "",
-    shared: Literal["both", "x", "y", ""] = "both",
+    shared: Literal["both", "y", ""] = "",
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a grid of panels (rows, columns). height: inches.  shared: axes that all have in common."""
-    figure = _blank(height)
-    same: dict[str, Any] = {"sharex": shared in ("both", "x"), "sharey": shared in ("both", "y")}
-    axes = list(figure.subplots(*shape, squeeze=False, **same).flat)
+    """Return a figure with its title and panels (rows, columns). height: inches. shared: axes that all have in common.
+
+    name: of the matrix, in the line below the title with the note.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    # Not pyplot: it keeps global state, selects a display, and is not safe in threads.
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    axes = list(figure.subplots(*shape, squeeze=False, sharex=shared == "both", sharey=shared != "").flat)
     figure.suptitle(f"{title}\n", x=0.012, ha="left", fontsize=13, fontweight="bold")
     figure.text(0.012, 1 - 0.42 / height, f"{shortened(name, MOST_NAME)}{note}", color=QUIET, fontsize=10.5, va="top")
     return figure, axes
+
+
+def figure_of_rows(
+    name: str, title: str, rows: int, total: int, what: str, *, columns: int = 1, mark: str = ""
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure for a row per run or configuration. total: of them, what: the word for them."""
+    height = max(3.0, 1.8 + 0.4 * rows)
+    note = f"{first_of(rows, total, what)}{mark}"
+    return new_figure(name, title, (1, columns), height=height, note=note, shared="y")
+
+
+def name_rows(panel: Axes, names: Sequence[str], alarms: Sequence[bool] = ()) -> None:
+    """Label the rows of a panel, the first on top. alarms: whether each name is red."""
+    panel.set_yticks(range(len(names)), names, fontsize=9.5 if len(names) <= 20 else 7.5)
+    panel.set_ylim(len(names) - 0.4, -0.6)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(visible=False, axis="y")
+    for label, is_alarm in zip(panel.get_yticklabels(), alarms, strict=False):
+        label.set_color(ALARM if is_alarm else DARK)
+
+
+def beside(panel: Axes, text: str, place: tuple[float, float], colour: str = DARK) -> None:
+    """Write a text to the right of a place."""
+    style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9.5, "annotation_clip": False}
+    panel.annotate(text, place, (6, 0), color=colour, **style)
+
+
+def first_of(shown: int, total: int, what: str) -> str:
+    """Return which runs or configurations a figure shows, "" if all."""
+    return f": the first {shown} of {total} {what}" if shown < total else ""
 
 
 def subtitle(axes: Axes, text: str) -> None:
@@ -124,11 +150,3 @@ def time_unit(longest: float) -> tuple[str, float]:
 def mark_of(simulated: Sequence[bool], what: str) -> str:
     """Return the mark of a graph by whether each of its recordings is of simulated GPUs. what: the word for them."""
     return "" if not any(simulated) else "   (simulated)" if all(simulated) else f"   (some {what} simulated)"
-
-
-def _blank(height: float) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    # Not pyplot: it keeps global state, selects a display, and is not safe in threads.
-    return Figure(figsize=(WIDTH, height), dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))

@@ -15,14 +15,27 @@ import numpy as np
 from kmatrix.records.runs import Status
 from kmatrix.report import wording
 from kmatrix.report.colours import PALETTE, marks_of
-from kmatrix.report.figure import ALARM, DARK, LINES, Job, draw_jobs, new_figure, subtitle, tick, time_unit
+from kmatrix.report.figure import (
+    ALARM,
+    DARK,
+    LINES,
+    Job,
+    beside,
+    draw_jobs,
+    figure_of_rows,
+    first_of,
+    name_rows,
+    new_figure,
+    subtitle,
+    tick,
+    time_unit,
+)
 from kmatrix.report.ranking import axis_limit
 from kmatrix.report.results import Results, Run
 from kmatrix.report.tables import utilization
 from kmatrix.text import count, shortened
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_ROWS = 40  # of a graph with a row per run
@@ -74,8 +87,8 @@ def _losses(results: Results, title: str, axis: str, label: str, scale: float) -
     if not shown:
         return "no configuration has two evaluations"
     marks = marks_of(results.configurations)
-    hidden = f": {len(shown)} of {len(curves)} configurations" if len(shown) < len(curves) else ""
-    figure, panels = new_figure(results.name, title, columns=2, note=hidden)
+    hidden = first_of(len(shown), len(curves), "configurations")
+    figure, panels = new_figure(results.name, title, (1, 2), note=hidden)
     for panel in panels:
         for name, curve in shown.items():
             colour, dash = PALETTE[marks[name][0]][0], LINES[marks[name][1]]
@@ -109,8 +122,7 @@ def _final_losses(results: Results) -> Figure | str:
     if not any(one.name in measures for one in known):
         return "no run finished with a validation loss"
     shown, marks = known[:MOST_ROWS], marks_of(results.configurations)
-    note = f": the first {len(shown)} of {len(known)} configurations" if len(shown) < len(known) else ""
-    figure, (panel,) = new_figure(results.name, "Final validation loss", rows=len(shown), note=note)
+    figure, (panel,) = figure_of_rows(results.name, "Final validation loss", len(shown), len(known), "configurations")
     limit = axis_limit([one.mean for one in shown if one.mean is not None])
     for row, one in enumerate(shown):
         colour, text, end = PALETTE[marks[one.name][0]][0], wording.endings(one) if one.ends else "", limit
@@ -125,14 +137,11 @@ def _final_losses(results: Results) -> Figure | str:
                 end = max([*losses, one.mean])
                 if one.interval and one.interval.high <= limit + (limit - one.interval.low):
                     panel.hlines(row, one.interval.low, one.interval.high, color=colour, lw=2)
-        panel.annotate(text, (end, row), (9, 0), color=ALARM if one.mean is None else DARK, **BESIDE)
+        beside(panel, text, (end, row), ALARM if one.mean is None else DARK)
     panel.set_xlabel("validation loss, lower is better; ○ a seed, ● the mean, line: its interval")
-    _name_rows(panel, [one.name for one in shown])
+    name_rows(panel, [shortened(one.name, MOST_NAME) for one in shown])
     panel.margins(x=0.12)
     return figure
-
-
-BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9.5, "annotation_clip": False}
 
 
 def _throughput(results: Results) -> Figure | str:
@@ -141,22 +150,13 @@ def _throughput(results: Results) -> Figure | str:
     if not timed:
         return "no run has a throughput"
     shown = timed[:MOST_ROWS]
-    note = f": the first {len(shown)} of {len(timed)} runs" if len(shown) < len(timed) else ""
-    figure, (panel,) = new_figure(results.name, "Throughput", rows=len(shown), note=note)
+    figure, (panel,) = figure_of_rows(results.name, "Throughput", len(shown), len(timed), "runs")
     marks = marks_of(results.configurations)
     for row, run in enumerate(shown):
         speed, mark = run.tokens_per_second or 0.0, "" if run.mfu is None else f", MFU {utilization(run)}"
         panel.barh(row, speed, color=PALETTE[marks[run.configuration][0]][0], height=0.6)
-        panel.annotate(f"{count(speed)}{mark}", (speed, row), (6, 0), **BESIDE)
+        beside(panel, f"{count(speed)}{mark}", (speed, row))
     panel.set_xlabel("tokens per second, steady state")
-    _name_rows(panel, [run.name for run in shown])
+    name_rows(panel, [shortened(run.name, MOST_NAME) for run in shown])
     panel.margins(x=0.15)
     return figure
-
-
-def _name_rows(panel: Axes, names: Sequence[str]) -> None:
-    """Label the rows of a panel, the first on top."""
-    panel.set_yticks(range(len(names)), [shortened(name, MOST_NAME) for name in names])
-    panel.set_ylim(len(names) - 0.4, -0.6)
-    panel.tick_params(axis="y", length=0)
-    panel.grid(visible=False, axis="y")

@@ -185,11 +185,11 @@ def _lanes(matrix: MatrixDir, results: Results) -> list[dict[str, Any]]:
         if timeline is None:
             continue
         lines = {
-            f"{word.replace('_', ' ')}, {unit}": [
-                {"name": one.label, "values": list(map(_short, one.lanes[quantity].mean))}
+            f"{word}, {unit}": [
+                {"name": one.label, "values": list(map(_short, one.lanes[quantity].mean / size))}
                 for one in banded(timeline, quantity)
             ]
-            for quantity, (word, unit) in METRICS.items()
+            for quantity, (word, unit, size) in METRICS.items()
         }
         name = f"{run.name} (simulated)" if run.gpu and run.gpu.simulated else run.name
         found.append({"run": name, "seconds": list(map(_short, timeline.centres)), "quantities": lines})

@@ -20,8 +20,8 @@ from kmatrix.errors import RecordError, reason_of
 from kmatrix.output import run_program
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
-from kmatrix.report.figure import draw_jobs, mark_of, subtitle, time_unit
-from kmatrix.report.gpu.graphs import MIB_PER_GIB, draw_line, legend, panel_grid
+from kmatrix.report.figure import draw_jobs, mark_of, new_figure, subtitle, time_unit
+from kmatrix.report.gpu.graphs import METRICS, POINTS, draw_line, legend
 from kmatrix.report.gpu.load import load
 from kmatrix.report.gpu.recordings import Recording, RunRecordings, recordings_of
 from kmatrix.report.gpu.samples import Array, DeviceFacts
@@ -31,14 +31,6 @@ from kmatrix.text import WIDTH, columns, fixed, shortened_names, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-POINTS = 720  # columns of time
-QUANTITIES = {  # quantity -> title of its panel, recorded units per unit of the panel
-    "utilization": ("utilization, %", 1.0),
-    "memory_used": ("memory, GiB", MIB_PER_GIB),
-    "power": ("power, W", 1.0),
-    "temperature": ("temperature, C", 1.0),
-    "sm_clock": ("SM clock, MHz", 1.0),
-}
 Line = tuple[str, Array, Lane]  # name in the legend, times (s), values
 
 
@@ -72,7 +64,7 @@ class Recorded:
             places = [place for place, one in enumerate(samples.devices) if device in (None, one)]
             found.append(samples.values[quantity][:, places].ravel())
         every = np.concatenate(found)
-        return every[~np.isnan(every)] / QUANTITIES[quantity][1]
+        return every[~np.isnan(every)] / METRICS[quantity][2]
 
 
 def read_recording(path: Path, name: str = "") -> Recorded:
@@ -84,7 +76,7 @@ def read_recording(path: Path, name: str = "") -> Recorded:
     if not found.recordings:
         hint = "pass the directory of a recorded run, or a gpu_stats*.json or gpu_metrics*.csv file"
         raise RecordError(f"{path} contains no recording", why="; ".join(found.notes), hint=hint)
-    timeline = timeline_of(found, list(QUANTITIES), POINTS)
+    timeline = timeline_of(found, list(METRICS), POINTS)
     if timeline is None:
         raise RecordError(f"{path} has a single sample", hint="record again")
     notes = (*found.notes, *(note for one in found.recordings for note in one.samples.notes))
@@ -93,22 +85,23 @@ def read_recording(path: Path, name: str = "") -> Recorded:
 
 def draw(drawn: Sequence[Recorded]) -> Figure:
     """Return a figure with a panel per quantity: of one recording a line per GPU, of two the GPUs of each together."""
-    every = {name: [line for one in drawn for line in _lines(one, name, alone=len(drawn) == 1)] for name in QUANTITIES}
+    every = {name: [line for one in drawn for line in _lines(one, name, alone=len(drawn) == 1)] for name in METRICS}
     known = {name: lines for name, lines in every.items() if lines}
     names = " and ".join(one.name for one in drawn)
     if not known:
         raise RecordError(f"{names} has no known value", hint="record again")
     title = "GPU recording" if len(drawn) == 1 else "GPU comparison"
     mark = mark_of([one.simulated for one in drawn], "recordings")
-    figure, panels = panel_grid(names, title, (math.ceil(len(known) / 2), min(2, len(known))), mark, shared="")
+    figure, panels = new_figure(names, title, (math.ceil(len(known) / 2), min(2, len(known))), note=mark)
     time_name, seconds = time_unit(max(one.timeline.seconds for one in drawn))
     places: dict[str, int] = {}
     for axes, (name, lines) in zip(panels, known.items(), strict=False):
-        subtitle(axes, QUANTITIES[name][0])
+        word, unit, size = METRICS[name]
+        subtitle(axes, f"{word}, {unit}")
         axes.set_xlabel(f"time ({time_name})")
         for label, times, lane in lines:
             place = places.setdefault(label, len(places))
-            draw_line(axes, times / seconds, lane, QUANTITIES[name][1], place=place)
+            draw_line(axes, times / seconds, lane, size, place=place)
     for spare in panels[len(known) :]:
         spare.set_axis_off()
     legend(figure, places)
@@ -129,13 +122,15 @@ def summary(drawn: Sequence[Recorded]) -> str:
     rows, lines = [], []
     for one in drawn:
         lines += [f"{one.label}: {one.length}", *(f"! {note}" for note in one.notes)]
-    for name, (title, _) in QUANTITIES.items():
+    for name, (word, unit, _) in METRICS.items():
         for one in drawn:
             devices = dict.fromkeys(device for each in one.recordings for device in each.samples.devices)
             for device in devices if len(drawn) == 1 else (None,):
                 if len(values := one.values(name, device)):
                     numbers = (fixed(float(x), 2) for x in (values.mean(), values.min(), values.max()))
-                    rows.append([title, f"GPU {device.index}, {device.name}" if device else one.label, *numbers])
+                    rows.append(
+                        [f"{word}, {unit}", f"GPU {device.index}, {device.name}" if device else one.label, *numbers]
+                    )
     found = table(columns(["quantity", "of", "mean", "minimum", "maximum"], (0, 1)), rows, WIDTH)
     return "\n".join([*lines, "", *found, ""])
 

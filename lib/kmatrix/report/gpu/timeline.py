@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from kmatrix.report.gpu.recordings import Recording, RunRecordings
 from kmatrix.report.gpu.samples import CPU, Array, DeviceFacts, Samples, label_of
@@ -38,7 +37,6 @@ class DeviceTimeline:
     label: str  # "GPU 2 on n1", "rank 0", "mean of 64, lowest to highest"
     memory_total: float | None  # MiB of a GPU; None for ranks, which share that of their machine
     lanes: dict[str, Lane] = field(repr=False)  # by quantity; one that was never known is missing
-    recorded: npt.NDArray[np.bool_] = field(repr=False)  # (columns,), whether a recording with it was going on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +47,6 @@ class Timeline:
     centres: Array  # (columns,), s since the start of the first recording
     devices: tuple[DeviceTimeline, ...]
     spans: tuple[Span, ...]  # phases without training of the first node, within the timeline
-
-    def total(self, quantity: str) -> Array:
-        """Return the sum over the devices (columns,); NaN if one that was recorded is unknown, and in a gap."""
-        empty = np.full(len(self.centres), np.nan)
-        means = np.array([one.lanes[quantity].mean if quantity in one.lanes else empty for one in self.devices])
-        recorded = np.array([one.recorded for one in self.devices])
-        unknown = (recorded & np.isnan(means)).any(axis=0) | ~recorded.any(axis=0)
-        return np.where(unknown, np.nan, np.nansum(means, axis=0))
 
 
 def timeline_of(
@@ -84,13 +74,12 @@ def timeline_of(
     spans: list[Span] = []
     for one, begin in reversed(placed):
         is_cpu = one.samples.device_type == CPU
-        thinned, recorded = _thinned(one.samples, begin, quantities, edges)
+        thinned = _thinned(one.samples, begin, quantities, edges)
         for at, facts in enumerate(one.samples.devices):
             is_earlier = facts not in newest[one.node]
             label = label_of(facts, one.host, is_cpu=is_cpu) + (", earlier attempt" if is_earlier else "")
-            empty = DeviceTimeline(label, None if is_cpu else facts.memory_total, {}, np.zeros(count, dtype=bool))
+            empty = DeviceTimeline(label, None if is_cpu else facts.memory_total, {})
             device = drawn.setdefault((is_earlier, one.node, facts.index, facts), empty)
-            device.recorded[recorded] = True
             for quantity, lane in thinned[at].items():
                 device.lanes[quantity] = device.lanes.get(quantity, lane).over(lane)
         if one.node == 0 and attempts:
@@ -117,10 +106,7 @@ def banded(timeline: Timeline, quantity: str) -> list[DeviceTimeline]:
     every = range_of([one.lanes[quantity] for one in known])
     distances = [abs(np.ma.masked_invalid(one.lanes[quantity].mean - every.mean).mean()) for one in known]
     label = f"mean of {len(known)}, lowest to highest"
-    return [
-        DeviceTimeline(label, None, {quantity: every}, ~np.isnan(every.mean)),
-        known[int(np.argmax(distances))],
-    ]
+    return [DeviceTimeline(label, None, {quantity: every}), known[int(np.argmax(distances))]]
 
 
 def _placed(recordings: Sequence[Recording]) -> list[tuple[Recording, float]]:
@@ -137,10 +123,8 @@ def _placed(recordings: Sequence[Recording]) -> list[tuple[Recording, float]]:
     return found
 
 
-def _thinned(
-    samples: Samples, begin: float, quantities: Sequence[str], edges: Array
-) -> tuple[list[dict[str, Lane]], npt.NDArray[np.bool_]]:
-    """Return the quantities of each device of a recording in columns, and in which columns it was going on.
+def _thinned(samples: Samples, begin: float, quantities: Sequence[str], edges: Array) -> list[dict[str, Lane]]:
+    """Return the quantities of each device of a recording in columns.
 
     begin: of the recording (s). edges: of the columns (s).
     """
@@ -162,7 +146,7 @@ def _thinned(
             each[is_empty] = np.where(near[:, None], values[before], np.nan)[is_empty]
         for device in np.flatnonzero(known.any(axis=0)):
             lanes[device][quantity] = Lane(*(each[:, device] for each in found))
-    return lanes, ~is_empty | near
+    return lanes
 
 
 def _within(spans: Sequence[Span], samples: Samples, begin: float) -> list[Span]:
