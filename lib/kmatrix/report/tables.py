@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmatrix.gpu.balance import Balance, cv_text
-from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import RunNumbers, Status
 from kmatrix.report import wording
 from kmatrix.report.ranking import NOT_AMOUNTS
-from kmatrix.report.results import Configuration, Ranking, Results, Run, Scaling
+from kmatrix.report.results import Ranking, Results, Run, Scaling
 from kmatrix.text import UNKNOWN, count, duration, first_names, fixed, joules, plural, signed
 from kmatrix.verdict.family import Pair
 from kmatrix.verdict.target import TargetTest
@@ -29,10 +28,12 @@ COST_TITLES = {
 SHOWN = {*COST_TITLES, "joules", "mfu", "sparsity", "best_val_loss", "final_train_loss", "best_bits_per_byte"}
 SHOWN |= {"optimizer_state_mib"}
 MOST_SHORT = 10
+SHORT = ("run", "val loss", "ppl", "tok/s", "MFU", "time", "status")
 # Which runs are shown if not all fit: first those that need attention.
 URGENCY = (Status.FAILED, Status.STOPPED, Status.SKIPPED, Status.RUNNING, Status.FINISHED, Status.PLANNED)
 EFFORTS = {"step": "steps", "tokens": "tokens", "seconds": "time", "joules": "energy", "dollars": "dollars"}
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
+Row = Mapping[str, str | None]  # title of a column -> cell; None: unknown, and without a column if all are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,72 +45,62 @@ class Table:
     words: Sequence[int] = (0,)
 
 
-def runs(results: Results) -> Table:
-    """Return a row per run."""
+def table_of(rows: Sequence[Row], words: Collection[str] = ()) -> Table:
+    """Return rows that all have the same titles as a table. words: the titles of columns of words, next to the first.
+
+    >>> table_of([{"run": "a", "loss": None, "time": None}, {"run": "b", "loss": "3.1", "time": None}]).rows
+    [['a', '-'], ['b', '3.1']]
+    """
+    titles = [title for title in rows[0] if any(row[title] is not None for row in rows)] if rows else []
+    cells = [[UNKNOWN if (cell := row[title]) is None else cell for title in titles] for row in rows]
+    places = [place for place, title in enumerate(titles) if not place or title in words]
+    return Table(titles=titles, rows=cells, words=places)
+
+
+def runs(results: Results, *, is_short: bool = False) -> Table:
+    """Return a row per run, with the columns of SHORT for at most MOST_SHORT: failed ones, then the lowest losses."""
     devices = {run.device for run in results.runs if run.device}
-    pruned = any(run.pruning != "none" for run in results.runs)
-    titles = ["run", "optimizer", "ranks" if devices == {"cpu"} else "GPUs", "seed", "val loss", "best@step", "ppl"]
-    titles += ["tokens", *(["sparsity"] if pruned else []), "tok/s", "MFU", "time", "status"]
+    ranks = "ranks" if devices == {"cpu"} else "GPUs"
+    chosen = results.runs
+    if is_short:
+        names = {run.name for run in sorted(chosen, key=_urgency)[:MOST_SHORT]}
+        chosen = tuple(run for run in chosen if run.name in names)
     rows = []
-    for run in results.runs:
+    for run in chosen:
         mark = "cpu" if len(devices) > 1 and run.device == "cpu" else ""
         best = wording.loss(run.best_val_loss)
-        sparsity = [UNKNOWN if run.sparsity is None else f"{100 * run.sparsity:.1f}%"]
-        rows.append([
-            run.name,
-            run.optimizer or UNKNOWN,
-            UNKNOWN if run.world_size is None else f"{run.world_size}{mark}",
-            UNKNOWN if run.seed is None else str(run.seed),
-            wording.loss(run.final_val_loss) + wording.unfinished(run),
-            best if run.best_val_loss is None or run.best_val_step is None else f"{best}@{run.best_val_step}",
-            wording.perplexity(run.perplexity),
-            count(run.tokens),
-            *(sparsity if pruned else []),
-            count(run.tokens_per_second),
-            utilization(run),
-            duration(run.seconds),
-            status(run),
-        ])  # fmt: skip
-    return Table(titles=titles, rows=rows, words=(0, 1, len(titles) - 1))
+        row = {
+            "run": run.name,
+            "optimizer": run.optimizer or UNKNOWN,
+            ranks: UNKNOWN if run.world_size is None else f"{run.world_size}{mark}",
+            "seed": UNKNOWN if run.seed is None else str(run.seed),
+            "val loss": wording.loss(run.final_val_loss) + wording.unfinished(run),
+            "best@step": best
+            if run.best_val_loss is None or run.best_val_step is None
+            else f"{best}@{run.best_val_step}",
+            "ppl": wording.perplexity(run.perplexity),
+            "tokens": count(run.tokens),
+            "sparsity": None if run.pruning == "none" else wording.quantity("sparsity", run.sparsity),
+            "tok/s": count(run.tokens_per_second),
+            "MFU": utilization(run),
+            "time": duration(run.seconds),
+            # Trained in another matrix: its time and speed are of another day, or another machine.
+            "status": f"{run.status}, reused" if run.reused_from else "reserve" if run.reserve else str(run.status),
+        }
+        rows.append({title: row[title] for title in SHORT} if is_short else row)
+    return table_of(rows, ("optimizer", "status"))
 
 
-def short(results: Results) -> Table:
-    """Return a row for at most MOST_SHORT runs: if not all fit, failed ones, then those with the lowest loss."""
-
-    def key(run: Run) -> tuple[int, float]:
-        return URGENCY.index(run.status), math.inf if run.final_val_loss is None else run.final_val_loss
-
-    kept = {run.name for run in sorted(results.runs, key=key)[:MOST_SHORT]}
-    rows = [
-        [
-            run.name,
-            wording.loss(run.final_val_loss) + wording.unfinished(run),
-            wording.perplexity(run.perplexity),
-            count(run.tokens_per_second),
-            "" if run.mfu is None else f"{100 * run.mfu:.1f}%",
-            duration(run.seconds),
-            "reused" if run.reused_from else status(run),
-        ]
-        for run in results.runs
-        if run.name in kept
-    ]
-    return Table(titles=["run", "val loss", "ppl", "tok/s", "MFU", "time", "status"], rows=rows, words=(0, 6))
+def _urgency(run: Run) -> tuple[int, float]:
+    return URGENCY.index(run.status), math.inf if run.final_val_loss is None else run.final_val_loss
 
 
 def utilization(run: Run) -> str:
     """Return MFU in percent; n/a on the CPU, whose peak is unknown."""
-    if run.mfu is None:
-        return "n/a" if run.device == "cpu" else UNKNOWN
-    return f"{100 * run.mfu:.1f}%"
+    return "n/a" if run.mfu is None and run.device == "cpu" else wording.quantity("mfu", run.mfu)
 
 
-def status(run: Run) -> str:
-    """Return the status of a run as a reader sees it."""
-    # Trained in another matrix: its time and speed are of another day, or another machine.
-    return f"{run.status}, reused" if run.reused_from else "reserve" if run.reserve else str(run.status)
-
-
-def loss_notes(results: Results) -> list[str]:
+def loss_note(results: Results) -> str:
     """Return what the losses in the table of runs mean."""
     marked = [run for run in results.runs if wording.unfinished(run)]
     notes = [LOSS_NOTE]
@@ -117,7 +108,7 @@ def loss_notes(results: Results) -> list[str]:
         notes.append("*: last val loss of an unfinished run, not ranked")
     if diverged := [run.name for run in marked if run.diverged]:
         notes.append(f"* of {first_names(diverged)}: diverged, not ranked")
-    return ["; ".join(notes)]
+    return "; ".join(notes)
 
 
 def ranking(results: Results, one: Ranking) -> Table:
@@ -125,29 +116,26 @@ def ranking(results: Results, one: Ranking) -> Table:
     known = {each.name: each for each in results.configurations}
     against = {pair.b: pair.mirrored() for pair in one.pairs if pair.a == one.reference}
     word = "baseline" if one.baseline else "leader"
-    titles = ["   configuration", "bits/byte" if one.unit == "bits/byte" else "val loss"]
-    titles += [f"{wording.percent(one.confidence)} CI", "sd", "seeds"]
     rows = []
-    for place, name in enumerate(one.order, start=1):
+    for name in (*one.order, *one.no_result):
         each = known[name]
-        rows.append([
-            f"{place:>2} {name}",
-            wording.mean_of(each),
-            UNKNOWN if each.interval is None else f"±{wording.half(each.interval)}",
-            UNKNOWN if each.deviation is None else f"{each.deviation:.{wording.digits_for(each.interval)}f}",
-            str(len(each.counted)),
-            difference(one, against, name) or word,
-        ])  # fmt: skip
-    for name in one.no_result:
-        rows.append([f" - {name}", *[UNKNOWN] * 3, "0", wording.endings(known[name])])
-    return Table(titles=[*titles, f"difference to {word}"], rows=rows, words=(0, len(titles)))
+        place = f"{one.order.index(name) + 1:>2}" if name in one.order else " -"
+        text = difference(one, against[name]) if name in against else word
+        if name in one.no_result:
+            text = wording.endings(each)
+        rows.append({
+            "   configuration": f"{place} {name}",
+            "bits/byte" if one.unit == "bits/byte" else "val loss": wording.mean_of(each),
+            f"{wording.percent(one.confidence)} CI": f"±{wording.half(each.interval)}" if each.interval else UNKNOWN,
+            "sd": wording.loss(each.deviation, wording.digits_for(each.interval)),
+            "seeds": str(len(each.counted)),
+            f"difference to {word}": text,
+        })  # fmt: skip
+    return table_of(rows, (f"difference to {word}",))
 
 
-def difference(one: Ranking, against: dict[str, Pair], name: str) -> str:
-    """Return the difference of a configuration to the reference, with interval, p and outcome; "" of the reference."""
-    pair = against.get(name)
-    if pair is None:
-        return ""
+def difference(one: Ranking, pair: Pair) -> str:
+    """Return a difference to the reference, with interval, p and outcome."""
     if pair.difference is None:
         return UNKNOWN
     digits = wording.digits_for(pair.interval)
@@ -161,48 +149,53 @@ def difference(one: Ranking, against: dict[str, Pair], name: str) -> str:
 
 def cost(results: Results) -> Table:
     """Return what each configuration takes, as means over its finished runs."""
-    known = [one for one in results.configurations if one.amounts]
-    shown = [name for name in COST_TITLES if any(name in one.amounts for one in known)]
-    rows = [[one.name, *(amount_text(one, name) for name in shown)] for one in known]
-    return Table(titles=["configuration", *(COST_TITLES[name] for name in shown)], rows=rows)
-
-
-def amount_text(one: Configuration, name: str) -> str:
-    """Return a mean with its unit; simulated energy is no energy."""
-    amount = one.amounts.get(name)
-    return wording.quantity(name, None if amount is None else amount.mean)
+    rows: list[Row] = []
+    for one in results.configurations:
+        means = {name: amount.mean for name, amount in one.amounts.items()}
+        shown = {title: wording.known(name, means.get(name)) for name, title in COST_TITLES.items()}
+        if means:
+            rows.append({"configuration": one.name, **shown})
+    return table_of(rows)
 
 
 def benchmarks(results: Results) -> Table:
     """Return what runs measured besides their loss and what it took, a column per number of the trainer."""
     types = RunNumbers.__annotations__
     fields = [name for name, kind in types.items() if "str" not in kind and name not in (*NOT_AMOUNTS, *SHOWN)]
-    titles = [name for name in fields if any(getattr(run, name) is not None for run in results.runs)]
-    rows = [
-        [run.name, run.tokenizer or UNKNOWN, *(wording.quantity(name, getattr(run, name)) for name in titles)]
+    rows: list[Row] = [
+        {
+            "run": run.name,
+            "tokenizer": run.tokenizer or UNKNOWN,
+            **{name.replace("_", " "): wording.known(name, getattr(run, name)) for name in fields},
+        }
         for run in results.runs
-        if any(getattr(run, name) is not None for name in titles)
+        if any(getattr(run, name) is not None for name in fields)
     ]
-    return Table(titles=["run", "tokenizer", *(name.replace("_", " ") for name in titles)], rows=rows, words=(0, 1))
+    return table_of(rows, ("tokenizer",))
 
 
 def scaling(found: Sequence[Scaling]) -> Table:
     """Return throughput relative to the fewest ranks."""
     unit = "ranks" if all(one.device == "cpu" for one in found) else "GPUs"
     rows = [
-        [
-            "" if place else one.configuration,
-            str(row.world_size),
-            count(row.tokens_per_second),
-            f"{row.speedup:.2f}x",
-            f"{100 * row.efficiency:.0f}%",
-            UNKNOWN if row.global_batch is None else f"{row.global_batch:,}",
-            str(len(row.runs)),
-        ]
+        {
+            "configuration": "" if place else one.configuration,
+            unit: str(row.world_size),
+            "tok/s": count(row.tokens_per_second),
+            "speed-up": f"{row.speedup:.2f}x",
+            "efficiency": f"{100 * row.efficiency:.0f}%",
+            "global batch": UNKNOWN if row.global_batch is None else f"{row.global_batch:,}",
+            "runs": str(len(row.runs)),
+        }
         for one in found
         for place, row in enumerate(one.rows)
     ]
-    return Table(titles=["configuration", unit, "tok/s", "speed-up", "efficiency", "global batch", "runs"], rows=rows)
+    return table_of(rows)
+
+
+def grows(found: Sequence[Scaling]) -> bool:
+    """Return whether the global batch grows with the number of ranks."""
+    return any(len({row.global_batch for row in one.rows}) > 1 for one in found)
 
 
 def detectable(one: Ranking) -> str:
@@ -227,27 +220,21 @@ def method(one: Ranking) -> str:
     )
 
 
-def grows(found: Sequence[Scaling]) -> bool:
-    """Return whether the global batch grows with the number of ranks."""
-    return any(len({row.global_batch for row in one.rows}) > 1 for one in found)
-
-
 def target(results: Results) -> Table:
     """Return what it took each configuration to reach the target: medians over all of its runs."""
     found = results.target.configurations if results.target else ()
-    shown = [q for q in EFFORTS if any(getattr(one.median, q) is not None for one in found)]
     tested = any(one.test for one in found)
     rows = [
-        [
-            one.name,
-            f"{one.reached} of {plural(one.runs, 'run')}" + (f", {one.pending} to come" if one.pending else ""),
-            *([_test(one.test)] if tested else []),
-            *(wording.quantity(q, getattr(one.median, q)) for q in shown),
-        ]
+        {
+            "configuration": one.name,
+            "reached": f"{one.reached} of {plural(one.runs, 'run')}"
+            + (f", {one.pending} to come" if one.pending else ""),
+            "mean below": _test(one.test) if tested else None,
+            **{title: wording.known(name, getattr(one.median, name)) for name, title in EFFORTS.items()},
+        }
         for one in found
     ]
-    titles = ["configuration", "reached", *(["mean below"] if tested else []), *(EFFORTS[q] for q in shown)]
-    return Table(titles=titles, rows=rows)
+    return table_of(rows)
 
 
 def _test(test: TargetTest | None) -> str:
@@ -263,19 +250,15 @@ def sweeps(results: Results) -> Table:
     rows = []
     for one in results.sweeps:
         lowest = known[one.configurations[one.values.index(one.best)]]
-        edge = "at the edge of the values that ran" if one.is_edge else ""
-        rows.append(
-            [
-                one.name or lowest.name,
-                one.axis,
-                f"{one.best:g}",
-                wording.loss(lowest.mean),
-                wording.loss(one.spread),
-                edge,
-            ]
-        )
-    titles = ["configurations", "axis", "lowest at", "mean loss there", "highest - lowest mean", ""]
-    return Table(titles=titles, rows=rows, words=(0, 1, 5))
+        rows.append({
+            "configurations": one.name or lowest.name,
+            "axis": one.axis,
+            "lowest at": f"{one.best:g}",
+            "mean loss there": wording.loss(lowest.mean),
+            "highest - lowest mean": wording.loss(one.spread),
+            "": "at the edge of the values that ran" if one.is_edge else "",
+        })  # fmt: skip
+    return table_of(rows, ("axis", ""))
 
 
 def devices(results: Results) -> Table:
@@ -288,23 +271,20 @@ def devices(results: Results) -> Table:
         main = gpu.training or totals
         balance = gpu.training.balance if gpu.training else gpu.balance
         heat = [device.temperature.max for device in gpu.gpus if device.temperature]
-        share = (
-            None if not totals.capacity or totals.memory_used_max is None else totals.memory_used_max / totals.capacity
-        )
-        rows.append([
-            run.name,
-            f"{len(gpu.gpus)} {gpu.unit}{'s'[: len(gpu.gpus) > 1]}" + (" (simulated)" if gpu.simulated else ""),
-            fixed(main.memory_used_mean, 0, grouped=True),
-            fixed(totals.memory_used_max, 0, grouped=True),
-            UNKNOWN if share is None else f"{100 * share:.0f}%",
-            UNKNOWN if main.utilization is None else f"{main.utilization:.1f}%",
-            fixed(main.mean_power),
-            joules(totals.joules),
-            fixed(max(heat), 0) if heat else UNKNOWN,
-            " / ".join(map(_balance, (balance.memory, balance.power))),
-        ])  # fmt: skip
-    titles = ["run", "devices", "memory MiB", "peak MiB", "of capacity", "utilization", "W", "energy", "max °C"]
-    return Table(titles=[*titles, "CV of memory / power"], rows=rows, words=(0, 1, 9))
+        peak, capacity = totals.memory_used_max, totals.capacity
+        rows.append({
+            "run": run.name,
+            "devices": plural(len(gpu.gpus), gpu.unit) + (" (simulated)" if gpu.simulated else ""),
+            "memory MiB": fixed(main.memory_used_mean, 0, grouped=True),
+            "peak MiB": fixed(peak, 0, grouped=True),
+            "of capacity": f"{100 * peak / capacity:.0f}%" if capacity and peak is not None else UNKNOWN,
+            "utilization": UNKNOWN if main.utilization is None else f"{main.utilization:.1f}%",
+            "W": fixed(main.mean_power),
+            "energy": joules(totals.joules),
+            "max °C": fixed(max(heat, default=None), 0),
+            "CV of memory / power": " / ".join(map(_balance, (balance.memory, balance.power))),
+        })  # fmt: skip
+    return table_of(rows, ("devices", "CV of memory / power"))
 
 
 def _balance(one: Balance | None) -> str:
@@ -313,18 +293,14 @@ def _balance(one: Balance | None) -> str:
 
 def differing(results: Results) -> Table:
     """Return the settings in which configurations differ: the value of the reference, then those of the others."""
+    first = results.configurations[0].name if results.configurations else ""
     rows = []
     for one in results.differing:
         counts = Counter(one.of.values())
-        others = [f"{counts[place]} x {setting_text(one.values[place])}" for place in range(1, len(one.values))][:8]
-        more = f", and {len(one.values) - 9} more" if len(one.values) > 9 else ""
-        rows.append([one.name, setting_text(one.values[0]), ", ".join(others) + more, "chosen" if one.chosen else ""])
-    first = results.configurations[0].name if results.configurations else ""
-    return Table(titles=["setting", first, "others", ""], rows=rows, words=(0, 1, 2, 3))
-
-
-def setting_text(value: Scalar) -> str:
-    """Return the value of a training field."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        values = [UNKNOWN if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in one.values]
+        others = ", ".join(f"{counts[place]} x {values[place]}" for place in range(1, len(values[:9])))
+        more = f", and {len(values) - 9} more" if len(values) > 9 else ""
+        rows.append({
+            "setting": one.name, first: values[0], "others": others + more, "": "chosen" if one.chosen else "",
+        })  # fmt: skip
+    return table_of(rows, (first, "others", ""))

@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from kmatrix.records.decode import replaced
+from kmatrix.records.runs import Status
 from kmatrix.report import ranking as rankings
 from kmatrix.report.results import Configuration, Cost, OptimizerSetting, Ranking, Results, Run, RunAlert
 from kmatrix.stats import Interval
@@ -47,11 +50,10 @@ def p_text(p: float, level: float = 0.05) -> str:
     level = round(level, 12)  # 1 - 0.95 is 0.050000000000000044
     if p < 0.001 <= level:
         return "p < 0.001"
-    digits = next((n for n in range(3, MOST_DIGITS) if (float(f"{p:.{n}f}") <= level) == (p <= level)), MOST_DIGITS)
+    texts = [f"{p:.{digits}f}" for digits in range(3, MOST_DIGITS + 1)]
     # 0.04996 is 0.0500 with four digits, which reads as if it were the level itself.
-    while digits < MOST_DIGITS and p != level and float(f"{p:.{digits}f}") == level:
-        digits += 1
-    return f"p = {p:.{digits}f}"
+    shown = (text for text in texts if np.sign(float(text) - level) == np.sign(p - level))
+    return f"p = {next(shown, texts[-1])}"
 
 
 def percent(share: float) -> str:
@@ -93,36 +95,28 @@ def difference(value: float, digits: int = DIGITS) -> str:
     return text.replace("less than", "<") if text.startswith("less") else signed(value, digits)
 
 
-def amount(pair: Pair) -> str:
+def amount(pair: Pair, written: Callable[[float, int], str] = size) -> str:
     """Return the size of a difference: `0.0117 ± 0.0031`, without the second number if there was no test."""
     if pair.difference is None:
         return UNKNOWN
-    digits = digits_for(pair.interval)
-    if pair.interval is None:
-        return size(pair.difference, digits)
-    return f"{abs(pair.difference):,.{digits}f} ± {half(pair.interval, digits)}"
-
-
-def half(interval: Interval | None, digits: int | None = None) -> str:
-    """Return half of the width of an interval."""
-    digits = digits_for(interval) if digits is None else digits
-    return UNKNOWN if interval is None else f"{(interval.high - interval.low) / 2:,.{digits}f}"
-
-
-def bounds(interval: Interval, digits: int | None = None) -> str:
-    """Return `0.0086 to 0.0148`."""
-    digits = digits_for(interval) if digits is None else digits
-    low, high = (signed(value, digits).removeprefix("+") for value in (interval.low, interval.high))
-    return f"{low} to {high}"
+    text = written(pair.difference, digits_for(pair.interval))
+    return text if pair.interval is None else f"{text} ± {half(pair.interval)}"
 
 
 def signed_amount(pair: Pair) -> str:
     """Return a difference with half of its interval: `+0.0117 ± 0.0031`."""
-    if pair.difference is None:
-        return UNKNOWN
-    digits = digits_for(pair.interval)
-    text = difference(pair.difference, digits)
-    return text if pair.interval is None else f"{text} ± {half(pair.interval, digits)}"
+    return amount(pair, difference)
+
+
+def half(interval: Interval) -> str:
+    """Return half of the width of an interval."""
+    return f"{(interval.high - interval.low) / 2:,.{digits_for(interval)}f}"
+
+
+def bounds(interval: Interval) -> str:
+    """Return `0.0086 to 0.0148`."""
+    low, high = (signed(value, digits_for(interval)).removeprefix("+") for value in (interval.low, interval.high))
+    return f"{low} to {high}"
 
 
 def won(pair: Pair) -> Pair:
@@ -261,8 +255,33 @@ UNITS: dict[str, Callable[[float], str]] = {  # number of a run -> its text
 }
 
 
+def known(name: str, value: float | None) -> str | None:
+    """Return an amount with its unit, by its name in a run; None if it is unknown."""
+    return None if value is None else UNITS[name](value) if name in UNITS else f"{value:.4f}"
+
+
 def quantity(name: str, value: float | None) -> str:
     """Return an amount with its unit, by its name in a run."""
-    if value is None:
-        return UNKNOWN
-    return UNITS[name](value) if name in UNITS else f"{value:.4f}"
+    return known(name, value) or UNKNOWN
+
+
+def counts(results: Results) -> str:
+    """Return how many runs are in each state: `4 finished, 1 failed`."""
+    return ", ".join(f"{number} {state}" for state, number in results.counts.items())
+
+
+def lost(results: Results) -> list[Run]:
+    """Return the runs that failed, were stopped, or were skipped."""
+    return [run for run in results.runs if run.status in (Status.FAILED, Status.STOPPED, Status.SKIPPED)]
+
+
+def why(run: Run) -> str:
+    """Return how a run ended, and how far it came: `failed: loss is nan (after 47 of 100 steps)`."""
+    steps = f" (after {run.step:,} of {run.max_iters:,} steps)" if run.step is not None and run.max_iters else ""
+    return f"{run.status}: {run.reason or 'no reason recorded'}{steps}"
+
+
+def took(results: Results) -> str:
+    """Return how long a matrix took, with its pauses; "" if that is unknown."""
+    pauses = f" and {duration(results.paused_s)} of pauses" if results.paused_s else ""
+    return "" if results.took_s is None else f"{duration(results.took_s)}{pauses}"
