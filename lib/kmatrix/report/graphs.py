@@ -48,13 +48,13 @@ def draw(results: Results, folder: Path) -> tuple[list[Path], list[str]]:
     """Draw all graphs of losses and speed into `folder`; return the files, and why others were not drawn."""
     longest = max((run.val.seconds[-1] or 0.0 for run in results.runs if run.val.seconds), default=0.0)
     unit, size = time_unit(longest)
-    over = (("steps", "step", "steps (optimizer updates)", 1.0), ("tokens", "tokens", "training tokens", 1.0))
     jobs: list[Job] = [
-        (f"loss_vs_{name}.png", partial(_losses, results, f"Loss over {name}", axis, label, scale))
-        for name, axis, label, scale in (*over, ("time", "seconds", f"time since the start of the run ({unit})", size))
+        ("loss_vs_steps.png", partial(_losses, results, "step", "steps (optimizer updates)")),
+        ("loss_vs_tokens.png", partial(_losses, results, "tokens", "training tokens")),
+        ("loss_vs_time.png", partial(_losses, results, "seconds", f"time since the start of the run ({unit})", size)),
+        ("final_loss_by_run.png", partial(_final_losses, results)),
+        ("throughput_by_run.png", partial(_throughput, results)),
     ]
-    jobs.append(("final_loss_by_run.png", partial(_final_losses, results)))
-    jobs.append(("throughput_by_run.png", partial(_throughput, results)))
     return draw_jobs(jobs, folder)
 
 
@@ -73,7 +73,7 @@ def mean_curve(runs: Sequence[Run], kind: str) -> dict[str, Any]:
     return found
 
 
-def _losses(results: Results, title: str, axis: str, label: str, scale: float) -> Figure | str:
+def _losses(results: Results, axis: str, label: str, scale: float = 1.0) -> Figure | str:
     """Return the mean validation losses, whole and after their fall; crosses where runs ended early."""
     by_name = {run.name: run for run in results.runs}
     curves = {
@@ -88,13 +88,15 @@ def _losses(results: Results, title: str, axis: str, label: str, scale: float) -
         return "no configuration has two evaluations"
     marks = marks_of(results.configurations)
     hidden = first_of(len(shown), len(curves), "configurations")
-    figure, panels = new_figure(results.name, title, (1, 2), note=hidden)
-    for panel in panels:
+    figure, panels = new_figure(results.name, f"Loss over {label.partition(' ')[0]}", (1, 2), note=hidden)
+    end = max(np.nanmax(curve[axis]) for curve in shown.values())
+    for panel, begin in zip(panels, (0.0, FALL * end), strict=True):
         for name, curve in shown.items():
             colour, dash = PALETTE[marks[name][0]][0], LINES[marks[name][1]]
-            x = curve[axis] / scale
-            panel.plot(x, curve["loss"], color=colour, linestyle=dash, lw=2, label=shortened(name, MOST_NAME))
-            panel.fill_between(x, curve["low"], curve["high"], color=colour, alpha=0.15, lw=0)
+            late = curve[axis] >= begin
+            x, loss, low, high = (curve[each][late] for each in (axis, "loss", "low", "high"))
+            panel.plot(x / scale, loss, color=colour, linestyle=dash, lw=2, label=shortened(name, MOST_NAME))
+            panel.fill_between(x / scale, low, high, color=colour, alpha=0.15, lw=0)
         panel.set_xlabel(label)
         panel.xaxis.set_major_formatter(tick)
     for run in results.runs:
@@ -102,12 +104,6 @@ def _losses(results: Results, title: str, axis: str, label: str, scale: float) -
             x = getattr(run.val, axis)[-1]
             if x is not None:
                 panels[0].plot(x / scale, run.val.loss[-1], "x", color=ALARM, ms=9, mew=2)
-    end = max(np.nanmax(curve[axis]) for curve in shown.values()) / scale
-    late = [v for curve in shown.values() for v in curve["high"][curve[axis] / scale >= FALL * end]]
-    low = min(float(curve["low"].min()) for curve in shown.values())
-    if late and max(late) > low:
-        room = 0.05 * (max(late) - low)
-        panels[1].set(xlim=(FALL * end, 1.02 * end), ylim=(low - room, max(late) + room))
     panels[0].set_ylabel("validation loss (nats/token)")
     subtitle(panels[1], "after the fall")
     panels[0].legend(loc="upper right")

@@ -66,7 +66,7 @@
     const is = (name) => $(`#${name}`).checked, kind = is("training") ? "train" : "val";
     $$("#curves .plot").forEach((host, k) => {
       const x = $$("#curves .axis")[k].value, lines = [], bands = [];
-      const table = (curve, ...columns) => sortedTable((curve[x] || []).map((v) => (is("logx") && v === 0 ? null : v)), columns);
+      const table = (curve, ...columns) => sortedTable(curve[x] || [], columns);
       for (const group of D.groups) {
         const curve = group[kind], at = lines.length + 2 * bands.length + 1;
         if (!curve?.loss || !isShown(group)) continue;
@@ -83,10 +83,9 @@
       const tops = lines.map(({ table: [xs, ys] }) => ys[xs.findIndex((v) => v >= from)]).filter((v) => v != null).sort((a, b) => a - b);
       const low = Math.min(...lines.flatMap((line) => line.table[1].filter((v) => v != null)));
       const cap = is("start") ? Infinity : low + 3 * (tops[Math.floor(tops.length / 2)] - low);
-      const range = (_, min, max) => uPlot.rangeNum(min, min < cap ? Math.min(max, cap) : max, 0.05, false);
       const scales = {
-        x: { distr: is("logx") ? 3 : 1, range: (_, min, max) => [min === first && from > min ? from : min, max] },
-        y: is("logy") ? { distr: 3 } : { range },
+        x: { range: (_, min, max) => [min === first && from > min ? from : min, max] },
+        y: { range: (_, min, max) => uPlot.rangeNum(min, min < cap ? Math.min(max, cap) : max, 0.05, false) },
       };
       draw(host, lines, { x, bands, scales, sync: "loss" });
     });
@@ -106,13 +105,8 @@
   }));
 
   function drawLanes() {
-    const runs = $("#lane-run"), quantities = $("#lane-quantity");
-    if (!runs.length) {
-      runs.append(...D.lanes.map((lane, k) => new Option(lane.run, k)));
-      quantities.append(...Object.keys(D.lanes[0].quantities).map((name) => new Option(name)));
-    }
-    const { seconds, quantities: known } = D.lanes[runs.value];
-    const lines = known[quantities.value].map(({ name, values }) => ({ name, width: 1.4, table: [seconds, values] }));
+    const { seconds, quantities } = D.lanes[$("#lane-run").value];
+    const lines = quantities[$("#lane-quantity").value].map(({ name, values }) => ({ name, width: 1.4, table: [seconds, values] }));
     draw($("#lanes .plot"), marked(lines), { x: "seconds" });
   }
 
