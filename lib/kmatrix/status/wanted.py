@@ -223,7 +223,8 @@ def _names(families: Sequence[Sequence[_Member]]) -> Iterator[dict[Key, str]]:
     on_cpu = all(one.train.get("device") == "cpu" for family in families for one in family)
 
     def text(axes: Mapping[str, str]) -> str:
-        words = [_on(label, value, on_cpu) for label, value in axes.items() if label in varying or label == "optimizer"]
+        ordered = sorted(axes.items(), key=lambda item: item[0] != "optimizer")  # its value first
+        words = [_on(label, value, on_cpu) for label, value in ordered if label in varying or label == "optimizer"]
         return ", ".join(words) or "the configuration"
 
     often, taken = Counter(map(text, configurations)), set[str]()
