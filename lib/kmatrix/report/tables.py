@@ -198,15 +198,6 @@ def grows(found: Sequence[Scaling]) -> bool:
     return any(len({row.global_batch for row in one.rows}) > 1 for one in found)
 
 
-def detectable(one: Ranking) -> str:
-    """Return the smallest differences that could have been found, of the pairs that are not distinguishable."""
-    return "; ".join(
-        f"{pair.b} {pair.detectable:.{wording.digits_for(pair.interval)}f}"
-        for pair in one.pairs
-        if pair.a == one.reference and pair.outcome == "open" and pair.detectable is not None
-    )
-
-
 def method(one: Ranking) -> str:
     """Return the name of the significance test, or "" if there was none."""
     methods = dict.fromkeys(str(pair.method) for pair in one.pairs if pair.p_holm is not None)
