@@ -5,8 +5,7 @@
 All programs run in turn, in each round. Goals: at most the time of the original, and 1.1 times that of the checkout.
 
 text, pictures   of 3 runs on 4 GPUs: of JSON files in the layout of the original, and of gpu_samples.bin
-20 runs          `make summary` of logs of 1,000 lines
-1,000 runs       `make summary` of as many configurations, and the size of the page
+20 runs          `make summary` of logs of 1,000 lines; scale.py has that of 1,000 runs
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ T = TypeVar("T")
 SCRIPTS = {"text": "generate_consolidated_gpu_summary.py", "pictures": "generate_gpu_memory_comparison.py"}
 OPTIMIZERS = ("adamw", "adamwprune", "sgd")
 PLACE = tempfile.TemporaryDirectory(prefix="reports-")  # of all rounds
-SIZES, SMALLEST = (100_000, 20, 1000), (100, 4, 8)  # samples; runs with long logs; configurations
+SIZES, SMALLEST = (100_000, 20), (100, 4)  # samples; runs with long logs
+LINES = 1000  # of such a log
 
 
 def measure(smallest: bool, peer: Path | None, against: Path | None) -> Iterator[Found]:
     """Measure everything once."""
-    samples, runs, configurations = SMALLEST if smallest else SIZES
+    samples, runs = SMALLEST if smallest else SIZES
     others = {"the other checkout": against} if against else {}
     peers = {**others, "the original": peer} if peer else others
     foreign, own = in_a_process(recordings, samples)
@@ -40,13 +40,9 @@ def measure(smallest: bool, peer: Path | None, against: Path | None) -> Iterator
         for what, folder, programs in (("JSON", foreign, peers), ("gpu_samples.bin", own, others)):
             figure = f"{kind} of 3 x {samples:,} samples x 4 GPUs, {what}"
             yield from compared(figure, [f"scripts/{script}", str(folder)], folder, programs)
-    for count, lines, goal in ((runs, 1000, None), (configurations, 100, 4.0)):
-        matrix = in_a_process(logged, count, lines, 5 if goal is None else 1)
-        figure = f"make summary of {count:,} runs, logs of {lines:,} lines"
-        yield from compared(figure, ["-m", "kmatrix", "summary", f"TARGET={matrix}"], matrix, others)
-        if goal:
-            page = (matrix / "report.html").stat().st_size / 1e6
-            yield Found(what="the same, page", value=page, unit="MB", goal=goal)
+    matrix = in_a_process(logged, runs)
+    figure = f"make summary of {runs:,} runs, logs of {LINES:,} lines"
+    yield from compared(figure, ["-m", "kmatrix", "summary", f"TARGET={matrix}"], matrix, others)
 
 
 def compared(figure: str, words: list[str], folder: Path, others: dict[str, Path]) -> Iterator[Found]:
@@ -105,17 +101,11 @@ def recordings(samples: int) -> tuple[Path, Path]:
     return paths[0].parents[1], matrix.path
 
 
-def logged(count: int, lines: int, seeds: int) -> Path:
-    """Return a matrix of finished runs."""
-    from records_factory import FakeRun, make_matrix
+def logged(count: int) -> Path:
+    """Return a matrix of finished runs with long logs."""
+    from large_matrix import make_logged_matrix
 
-    runs = [
-        FakeRun(optimizer=OPTIMIZERS[number % 2], seed=number % seeds, steps=lines, log_interval=1,
-                eval_interval=lines // 10, final_loss=3.2 + number * 7919 % 997 / 1e5,
-                axes={"learning_rate": f"{number // seeds // 2 + 1}e-5", "seed": str(number % seeds)})
-        for number in range(count)
-    ]  # fmt: skip
-    return make_matrix(Path(PLACE.name) / str(count), runs).path
+    return make_logged_matrix(Path(PLACE.name) / "logged", count, lines=LINES).path
 
 
 if __name__ == "__main__":

@@ -1,27 +1,23 @@
 """Measure what an attempt costs besides its training.
 
-    python bench/runner.py [--ranks 2] [--rounds 5]
+    python bench/runner.py [--rounds 5]
 
 The trainer is a model of nothing: each rank notes when its first step would begin, and ends. So a figure is the time
 from the start of the program to the first step of the last rank, and the CPU time of all processes of the attempt.
-Each figure is the median of its rounds.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from common import machine, run, table
+from common import Found, compare_with_goals, run
 
 from kmatrix.records.files import read_json, write_json
 
-FIGURES = ("to the first step, wall", "whole attempt, CPU")
 TRAINER = """
 import json, os, pathlib, sys, time
 run = pathlib.Path(sys.argv[1])
@@ -32,17 +28,11 @@ if os.environ["RANK"] == "0":
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args(argv)
-    print(machine(), flush=True)
-    rounds = [attempt(args.ranks) for _ in range(args.rounds)]
-    medians = [statistics.median(values) for values in zip(*rounds, strict=True)]
-    rows = [[what, f"{value:.2f} s"] for what, value in zip(FIGURES, medians, strict=True)]
-    print(table([f"{args.ranks} ranks", "median"], rows))
-    return 0
+def measure(smallest: bool) -> Iterator[Found]:
+    """Measure an attempt once."""
+    first, cpu = attempt(1 if smallest else 2)
+    yield Found(what="to the first step, wall", value=first, unit="s")
+    yield Found(what="whole attempt, CPU", value=cpu, unit="s")
 
 
 def attempt(ranks: int) -> tuple[float, float]:
@@ -65,4 +55,4 @@ def attempt(ranks: int) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(compare_with_goals(__doc__, measure))

@@ -37,7 +37,7 @@ SCRIPTS = {
     "scale": (["--smallest", "--rounds", "1"], {"make summary of 4 runs, wall", "make test-matrix of 6 runs, CPU"}),
     "reports": (
         ["--smallest", "--rounds=1", "--against={root}"],
-        {"pictures of 3 x 100 samples x 4 GPUs, JSON", "make summary of 8 runs, logs of 100 lines", "the same, page"},
+        {"pictures of 3 x 100 samples x 4 GPUs, JSON", "make summary of 4 runs, logs of 1,000 lines"},
     ),
     "monitor": (["--gpus=2", "--hz=20", "--seconds=1", "--rounds=1"], {"empty loop, 20 Hz", "recorder, 20 Hz"}),
     "verdict": (["--count", "10", "--sizes", "2"], {"2", "1 sigma"}),

@@ -48,7 +48,7 @@ def test_a_crashed_run_gives_the_numbers_of_its_metrics(tmp_path):
     run = only(analyse(make_matrix(tmp_path, [crashed])))
     assert run.status is Status.FAILED
     assert run.evidence == "gpt2_adamw_1cpu/metrics.jsonl"
-    assert (run.last_val_step, run.step, run.tokens) == (40, 45, 45 * 1024)
+    assert (run.val.step[-1], run.step, run.tokens) == (40, 45, 45 * 1024)
     assert run.final_val_loss == run.val.loss[-1]
     assert run.seconds == pytest.approx(45 * 1024 / 4000)
     assert run.tokens_per_second == 4000.0
@@ -89,7 +89,7 @@ def test_an_incomplete_last_line_is_ignored(tmp_path):
     metrics.write_bytes(metrics.read_bytes()[:-20])
     run = only(analyse(matrix))
     assert run.status is Status.RUNNING
-    assert run.last_val_step == 50
+    assert run.val.step[-1] == 50
     assert run.step == 50
 
 

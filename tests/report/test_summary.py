@@ -146,7 +146,7 @@ def test_the_attempts_of_a_run_are_listed(tmp_path, start, origin):
     exits = [{"rank": 1, "code": -9}, {"rank": 0, "code": 1}]
     edit_attempt(run, 1, end={"kind": "oom", "reason": "out of memory", "exits": exits}, code="c0de")
     attempts = [
-        {"attempt": 1, "status": "failed", "kind": "oom", "reason": "out of memory", "exit_code": -9},
+        {"attempt": 1, "status": "failed", "kind": "oom", "reason": "out of memory"},
         {"attempt": 2, "status": "finished", "micro_batch": 6},
     ]
     lines = summary_of(matrix).splitlines()

@@ -8,7 +8,7 @@ from itertools import groupby, islice
 from math import isnan, nan
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -21,6 +21,9 @@ from kmatrix.report.gpu.energy import joules_at
 from kmatrix.report.gpu.recordings import Recording
 
 MOST_POINTS = 200  # of a curve
+# Numbers of a run that are the newest values of a metric, and those that are typical ones
+NEWEST = ("hellaswag_accuracy", "hellaswag_accuracy_norm", "core_metric", "core_standard_error", "sparsity")
+TYPICAL = ("tokens_per_second", "mfu", "step_ms")
 
 
 class Evaluations(Record, frozen=True, kw_only=True):
@@ -63,12 +66,12 @@ class LossLine(Record, frozen=True, kw_only=True, gc=False):
     val_loss: Number | None = record_field(name="val/loss", default=nan)
     train_loss: Number | None = record_field(name="train/loss", default=nan)
     bits_per_byte: Number | None = record_field(name="val/bits_per_byte", default=nan)
-    accuracy: Number | None = record_field(name="hellaswag/accuracy", default=nan)
-    accuracy_norm: Number | None = record_field(name="hellaswag/accuracy_norm", default=nan)
+    hellaswag_accuracy: Number | None = record_field(name="hellaswag/accuracy", default=nan)
+    hellaswag_accuracy_norm: Number | None = record_field(name="hellaswag/accuracy_norm", default=nan)
     core_metric: Number | None = record_field(name="core/metric", default=nan)
     core_standard_error: Number | None = record_field(name="core/standard_error", default=nan)
     sparsity: Number | None = nan
-    tokens_per_s: Number | None = record_field(name="throughput/tokens_per_s", default=nan)
+    tokens_per_second: Number | None = record_field(name="throughput/tokens_per_s", default=nan)
     mfu: Number | None = record_field(name="throughput/mfu", default=nan)
     step_ms: Number | None = record_field(name="throughput/step_ms", default=nan)
 
@@ -177,6 +180,8 @@ def _numbers(log: Log, seconds: np.ndarray, evaluated: np.ndarray, trained: np.n
     losses, bits = log["val_loss"], log["bits_per_byte"]
     best = int(evaluated[losses[evaluated].argmin()]) if len(evaluated) else None
     measured = max([*evaluated[-1:], *trained[-1:]], default=None)
+    others: dict[str, Any] = {name: _newest(log[name]) for name in NEWEST}
+    others |= {name: _typical(log[name]) for name in TYPICAL}
     return RunNumbers(
         attempt=_integer(log["attempt"][-1]),
         step=int(log.step[-1]),
@@ -188,15 +193,8 @@ def _numbers(log: Log, seconds: np.ndarray, evaluated: np.ndarray, trained: np.n
         best_val_step=None if best is None else int(log.step[best]),
         final_bits_per_byte=_number(bits[evaluated[-1]]) if len(evaluated) else None,
         best_bits_per_byte=None if best is None else _number(bits[best]),
-        hellaswag_accuracy=_newest(log["accuracy"]),
-        hellaswag_accuracy_norm=_newest(log["accuracy_norm"]),
-        core_metric=_newest(log["core_metric"]),
-        core_standard_error=_newest(log["core_standard_error"]),
         final_train_loss=_newest(log["train_loss"]),
-        sparsity=_newest(log["sparsity"]),
-        tokens_per_second=_typical(log["tokens_per_s"]),
-        mfu=_typical(log["mfu"]),
-        step_ms=_typical(log["step_ms"]),
+        **others,
     )
 
 

@@ -44,7 +44,10 @@ class Group:
     family: Family
     runs: Mapping[str, Sequence[Run]]  # configuration -> its runs
     replay: Replay | None
-    confidence: float
+
+    @property
+    def confidence(self) -> float:
+        return self.family.rules.confidence
 
     @property
     def measure(self) -> str:
@@ -67,7 +70,7 @@ def group_of(family: Family, runs: Mapping[str, Run], replay: Replay | None) -> 
     found: dict[str, list[Run]] = {name: [] for name in family.configurations}
     for (name, _), run in family.runs.items():
         found[name].append(runs[run])
-    return Group(family=family, runs=found, replay=replay, confidence=family.rules.confidence)
+    return Group(family=family, runs=found, replay=replay)
 
 
 def configurations_of(group: Group) -> list[Configuration]:
@@ -173,10 +176,10 @@ def ranking_of(
     ranked.sort(key=lambda one: (one.name != leader, one.mean, one.name))
     order = tuple(one.name for one in ranked)
     against = [pair for pair in pairs if pair.a == verdict.reference]
-    main = _main(against, order, has_baseline=verdict.rules.baseline is not None)
     counted = [run for name in order for run in group.counted(name)]
     unfinished = [run for runs in group.runs.values() for run in runs if run.status in TO_END and not run.reserve]
     has_baseline = verdict.rules.baseline is not None
+    main = _main(against, order, has_baseline=has_baseline)
     still_open = open_pairs(verdict.reference, pairs, has_baseline=has_baseline)
     ranking = Ranking(
         measure=group.measure,
@@ -279,16 +282,13 @@ def _costs(main: Pair | None, group: Group) -> Iterator[Cost]:
     a, b = (main.b, main.a) if main.outcome is PairOutcome.WORSE else (main.a, main.b)
     for quantity in COSTS:
         values = [[v for run in group.counted(name) if (v := value_of(run, quantity)) is not None] for name in (a, b)]
+        # By Welch's test, without common seeds: costs of equal seeds are not paired.
         if all(values) and (means := (mean(values[0]), mean(values[1])))[1]:  # a multiple of 0 is none
             yield Cost(
                 quantity=quantity, a=a, b=b, mean_a=means[0], mean_b=means[1], ratio=means[0] / means[1],
-                p=_welch_p(*values), runs=(len(values[0]), len(values[1])),
+                p=tested((a, b), dict(enumerate(values[0])), dict(enumerate(values[1], len(values[0]))), Rules()).p,
+                runs=(len(values[0]), len(values[1])),
             )  # fmt: skip
-
-
-def _welch_p(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return the two-sided p of Welch's test, None if there is none: costs of equal seeds are not paired."""
-    return tested(("a", "b"), dict(enumerate(a)), dict(enumerate(b, start=len(a))), Rules()).p
 
 
 def without_budget(pair: Pair) -> Pair:

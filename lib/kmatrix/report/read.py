@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from kmatrix.errors import RecordError, add_damage, take_damage
 from kmatrix.packing import usable_cores
 from kmatrix.records import attempts
 from kmatrix.records.dataset import FLAT
-from kmatrix.records.decode import replaced
 from kmatrix.records.files import last_lines
 from kmatrix.records.matrix import run_files
 from kmatrix.records.paths import RunDir
@@ -32,6 +32,8 @@ from kmatrix.status.look import Look
 from kmatrix.status.wanted import GPUS_AXIS, SEED_AXIS, all_axes
 
 LOG_TAIL = 20  # lines kept of a failed run's log
+DEVICES = {"cuda": "gpu", "cpu": "cpu"}
+PLANNED = ("data_sha256", "max_iters", "global_batch", "block_size", "eval_samples")  # fields of a run; 0, "": unknown
 LARGE = 100e6  # bytes of logs and recordings from which several processes read them
 
 
@@ -76,31 +78,37 @@ def read_run(source: Source) -> Run:
     """Return a run. A log or a recording that cannot be read is its `error`: the other numbers stay."""
     folder, run, files, state = source.folder, source.run, source.files, source.state
     train, last = run.train, state.attempts[-1] if state.attempts else None
+    spent: dict[str, Any] = asdict(spent_of(state, files.train))
+    planned: dict[str, Any] = {name: getattr(train, name) or None for name in PLANNED}
     result = _result(files, state)
+    used = result or RunResult()
+    device = DEVICES.get((used.device or train.device).split(":")[0], "")  # it may have an index: cuda:0
     metrics, gpu, error = Metrics(), None, None
     # Without an attempt, its files are those of a result that is being archived.
     if state.attempts or files.damage:
         try:
-            recordings = recordings_of(folder, cpu=_device(result or RunNumbers(), run) == CPU)
+            recordings = recordings_of(folder, cpu=device == CPU)
             metrics = read_metrics(folder, recordings.recordings)
-            gpu = gpu_of(folder, _totals(source, _known(result, metrics), metrics), recordings)
+            totals = TrainingTotals(
+                **{name: _known(used, metrics, name) for name in ("tokens", "seconds", "mfu")},
+                **spent,
+                device=device,
+                reused=bool(run.reused_from),
+                running=state.status is Status.RUNNING,
+                last_times=metrics.last_times,
+            )
+            gpu = gpu_of(folder, totals, recordings)
         except (RecordError, OSError) as damage:
             error = str(damage).replace(f"{folder.path}/", "")
-    known = _known(result, metrics)
-    spent = spent_of(state, files.train)
     loss = loss_of(files, state)
-    final = result if state.status is Status.FINISHED else known  # a finished run is ranked by its own result alone
-    numbers = {name: getattr(known, name) for name in RunNumbers.__struct_fields__}
-    numbers |= {
-        "run_id": run.run_id,
-        "kind": state.kind if state.status in (Status.FAILED, Status.STOPPED) else None,
-        "reason": state.reason or None,
-        "final_val_loss": final.final_val_loss if final else None,
-        "final_bits_per_byte": final.final_bits_per_byte if final else None,
-        # The best evidence first: what ran, what was planned, the name of the axis.
-        "world_size": known.world_size or train.num_gpus or _integer(source.axes.get(GPUS_AXIS)),
-    }
-    used = result or RunResult()
+    # The log completes the numbers: it is all that an unfinished run has.
+    numbers = {name: _known(used, metrics, name) for name in RunNumbers.__struct_fields__}
+    numbers |= {"run_id": run.run_id, "reason": state.reason or None}
+    numbers["kind"] = state.kind if state.status in (Status.FAILED, Status.STOPPED) else None
+    # The best evidence first: what ran, what was planned, the name of the axis.
+    numbers["world_size"] = numbers["world_size"] or train.num_gpus or _integer(source.axes.get(GPUS_AXIS))
+    if state.status is Status.FINISHED:  # it is ranked by its own result alone
+        numbers |= {name: getattr(used, name) for name in ("final_val_loss", "final_bits_per_byte")}
     return Run(
         **numbers,
         name=folder.name,
@@ -111,30 +119,23 @@ def read_run(source: Source) -> Run:
         diverged=loss is not None and not math.isfinite(loss),
         optimizer=train.optimizer or source.axes.get("optimizer") or "",
         model=train.model or source.axes.get("model") or "",
-        device=_device(used, run),
+        device=device,
         devices=used.devices,
         hosts=used.hosts,
         num_nodes=train.num_nodes or 1,
         seed=_integer(source.axes.get(SEED_AXIS)) if train.seed < 0 else train.seed,
         dataset=train.dataset,
-        data_sha256=train.data_sha256 or None,
         data_layout=train.data_layout or FLAT,
         tokenizer=train.tokenizer,
-        max_iters=train.max_iters or None,
-        global_batch=train.global_batch or None,
-        block_size=train.block_size or None,
-        eval_samples=train.eval_samples or None,
+        **planned,
         planned_tokens=train.max_iters * train.tokens_per_step or None,
         warmup_share=None
         if train.warmup_steps is None or not train.max_iters
         else train.warmup_steps / train.max_iters,
-        last_val_step=metrics.val.step[-1] if metrics.val.step else None,
         perplexity=perplexity(numbers["final_val_loss"]),
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in ("", "none") else None,
-        wall_s=spent.wall_s,
-        gpu_hours=spent.gpu_hours,
-        dollars=spent.dollars,
+        **spent,
         joules_per_token=None if gpu is None or gpu.simulated else (gpu.training or gpu.totals).joules_per_token,
         reused_from=run.reused_from or None,
         code=last.code or None if last else None,
@@ -159,19 +160,12 @@ def perplexity(loss: float | None) -> float | None:
         return None
 
 
-def by_subject(alerts: Sequence[Alert]) -> list[tuple[Alert, ...]]:
-    """Return alerts of one kind about one device together, each in order of time, critical ones first.
-
-    An alert that comes and goes is one piece of news.
-    """
+def _alerts(alerts: Sequence[Alert]) -> Iterator[RunAlert]:
+    """Yield the alerts of each kind and device, critical ones first: one that comes and goes is one piece of news."""
     found: dict[tuple[AlertKind, str], list[Alert]] = {}
     for alert in sorted(alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)):
         found.setdefault((alert.kind, alert.about), []).append(alert)
-    return [tuple(group) for group in found.values()]
-
-
-def _alerts(alerts: Sequence[Alert]) -> Iterator[RunAlert]:
-    for group in by_subject(alerts):
+    for group in found.values():
         # The one whose value is farthest from its threshold, which works for limits from above and below.
         worst = max(group, key=lambda alert: abs((alert.value or 0.0) - (alert.threshold or 0.0)))
         ended = [alert.until - alert.since for alert in group if alert.until is not None]
@@ -197,35 +191,10 @@ def _result(files: Files, state: State) -> RunResult | None:
     return result if is_mine and (result.status != Status.FAILED or result.step is not None) else None
 
 
-def _known(result: RunResult | None, metrics: Metrics) -> RunNumbers:
-    """Return the trainer's result, completed by what the log says: all that an unfinished run has."""
-    if result is None:
-        return metrics.numbers
-    missing = [name for name in RunNumbers.__struct_fields__ if getattr(result, name) is None]
-    return replaced(result, **{name: getattr(metrics.numbers, name) for name in missing})
-
-
-def _totals(source: Source, known: RunNumbers, metrics: Metrics) -> TrainingTotals:
-    """Return the totals that the numbers of the devices refer to."""
-    spent = spent_of(source.state, source.files.train)
-    return TrainingTotals(
-        tokens=known.tokens,
-        seconds=known.seconds,
-        mfu=known.mfu,
-        device=_device(known, source.run),
-        wall_s=spent.wall_s,
-        gpu_hours=spent.gpu_hours,
-        dollars=spent.dollars,
-        reused=bool(source.run.reused_from),
-        running=source.state.status is Status.RUNNING,
-        last_times=metrics.last_times,
-    )
-
-
-def _device(used: RunNumbers, run: RunFile) -> str:
-    """Return "gpu", "cpu", or "" if it is unknown. It may have an index, as in cuda:0."""
-    known = used.device if isinstance(used, RunResult) else None
-    return {"cuda": "gpu", "cpu": "cpu"}.get((known or run.train.device).split(":")[0], "")
+def _known(used: RunResult, metrics: Metrics, name: str) -> Any:
+    """Return a number of the trainer's result, else of its log."""
+    value = getattr(used, name)
+    return getattr(metrics.numbers, name) if value is None else value
 
 
 def _attempts(state: State, metrics: Metrics) -> Iterator[Attempt]:
@@ -240,7 +209,6 @@ def _attempts(state: State, metrics: Metrics) -> Iterator[Attempt]:
             status=status,
             kind=end.kind if end and status is not Status.FINISHED else None,
             reason=(end.reason if end else "") or None,
-            exit_code=next((one.code for one in end.exits if one.code), 0) if end and end.exits else None,
             origin=_origin(attempt, metrics.first_steps) if len(state.attempts) > 1 else None,
             micro_batch=attempt.micro_batch,
             started=attempt.started,

@@ -27,7 +27,6 @@ class Attempt(Record, frozen=True, kw_only=True):
     status: Status
     kind: Annotated[str | None, Meta(description="of its failure or stop, in a word")] = None
     reason: Annotated[str | None, Meta(description="of its failure or stop, one line")] = None
-    exit_code: Annotated[int | None, Meta(description="of the first rank that failed; negative after a signal")] = None
     origin: Annotated[str | None, Meta(description="where a later attempt started")] = None
     micro_batch: Annotated[int | None, Meta(description="sequences; null: as planned")] = None
     started: Annotated[float, Meta(description="Unix s")]
@@ -69,12 +68,8 @@ class Run(RunNumbers, frozen=True, kw_only=True):
     error: Annotated[str | None, Meta(description="of a damaged file of the run")] = None
     axes: Annotated[dict[str, str], Meta(description="label -> value")] = field(default_factory=dict)
     configuration: Annotated[str, Meta(description="name of its configuration")] = ""
-    counts: Annotated[bool, Meta(description="rankings include it: it finished with a loss and did not diverge")] = (
-        False
-    )
-    diverged: Annotated[bool, Meta(description="its loss is not finite, or at the end not below that of step 0")] = (
-        False
-    )
+    counts: Annotated[bool, Meta(description="in rankings: it finished with a loss and did not diverge")] = False
+    diverged: Annotated[bool, Meta(description="its loss is not finite, or not below that of step 0")] = False
     reserve: Annotated[bool, Meta(description="with adaptive seeds: no verdict wants it so far")] = False
     optimizer: str = ""
     model: str = ""
@@ -93,7 +88,6 @@ class Run(RunNumbers, frozen=True, kw_only=True):
     eval_samples: Annotated[int | None, Meta(description="validation sequences per evaluation")] = None
     planned_tokens: Annotated[int | None, Meta(description="training tokens of the complete run")] = None
     warmup_share: Annotated[float | None, Meta(description="warm-up steps / planned steps")] = None
-    last_val_step: Annotated[int | None, Meta(description="step of the last evaluation")] = None
     perplexity: Annotated[float | None, Meta(description="exp(final_val_loss)")] = None
     pruning: str = "none"
     target_sparsity: Annotated[float | None, Meta(description="0 to 1")] = None
@@ -110,9 +104,7 @@ class Run(RunNumbers, frozen=True, kw_only=True):
     reached: Annotated[Effort | None, Meta(description="the target; null: it was not reached")] = None
     attempts: tuple[Attempt, ...] = ()
     alerts: tuple[RunAlert, ...] = ()
-    links: Annotated[dict[str, str], Meta(description="tracker -> address or folder of the run")] = field(
-        default_factory=dict
-    )
+    links: Annotated[dict[str, str], Meta(description="tracker -> address or folder")] = field(default_factory=dict)
     val: Annotated[Evaluations, Meta(description="evaluations, thinned")] = field(default_factory=Evaluations)
     train: Annotated[TrainingLosses, Meta(description="training loss, thinned")] = field(default_factory=TrainingLosses)
     gpu: Annotated[Gpu | None, Meta(description="recording of its GPUs, or of its ranks on the CPU")] = None
@@ -137,22 +129,16 @@ class Configuration(Record, frozen=True, kw_only=True):
     runs: Annotated[tuple[str, ...], Meta(description="names of all its runs")]
     counted: Annotated[tuple[str, ...], Meta(description="names of the runs in its mean")]
     seeds: Annotated[tuple[int, ...], Meta(description="of the runs in its mean")]
-    ends: Annotated[
-        dict[str, int],
-        Meta(description="runs that are over and in no mean: diverged, failed, stopped, skipped -> number"),
-    ]
+    ends: Annotated[dict[str, int], Meta(description="diverged, failed, ... -> runs that are over and in no mean")]
     pending: Annotated[int, Meta(description="runs that have not ended, without the reserve of adaptive seeds")]
     mean: Annotated[float | None, Meta(description="of the final losses, in the unit of its ranking")]
     deviation: Annotated[float | None, Meta(description="sample standard deviation of the losses")]
     interval: Annotated[Interval | None, Meta(description="of the mean; null: one seed, or all losses are equal")]
-    shared_mean: Annotated[
-        float | None,
-        Meta(description="over the seeds that all configurations of the ranking have; null: all have the same"),
-    ] = None
+    shared_mean: Annotated[float | None, Meta(description="over `shared_seeds` of its ranking, if there are any")] = (
+        None
+    )
     amounts: Annotated[dict[str, Amount], Meta(description="what its runs take, by the name in a run")]
-    front: Annotated[
-        tuple[str, ...], Meta(description="amounts for which no other configuration has less and a lower loss")
-    ] = ()
+    front: Annotated[tuple[str, ...], Meta(description="amounts of which none has less with a lower loss")] = ()
 
 
 class Cost(Record, frozen=True, kw_only=True):
@@ -198,12 +184,8 @@ class Ranking(Record, frozen=True, kw_only=True):
     state: State
     preliminary: Annotated[bool, Meta(description="runs that the verdict counts on have not ended")]
     order: Annotated[tuple[str, ...], Meta(description="configurations with a loss, the lowest mean first")]
-    no_result: Annotated[
-        tuple[str, ...], Meta(description="configurations of which runs are over, and none has a loss")
-    ]
-    shared_seeds: Annotated[
-        tuple[int, ...], Meta(description="that all of `order` have; empty if the means are over the same seeds")
-    ] = ()
+    no_result: Annotated[tuple[str, ...], Meta(description="those of which runs are over, and none has a loss")]
+    shared_seeds: Annotated[tuple[int, ...], Meta(description="of all in `order`; empty if they have no others")] = ()
     baseline: Annotated[str | None, Meta(description="named before the first run; null: all pairs are compared")]
     reference: Annotated[str, Meta(description="the baseline, or the leader: lowest mean of those no other one beats")]
     confidence: Annotated[float, Meta(description="of all comparisons together, and of each interval")]
@@ -214,12 +196,8 @@ class Ranking(Record, frozen=True, kw_only=True):
     costs: Annotated[tuple[Cost, ...], Meta(description="of the better one of `main`, relative to the other one")] = ()
     seeds_auto: Annotated[AdaptiveSeeds | None, Meta(description="null with a fixed number of seeds")] = None
     reused: Annotated[int, Meta(description="losses that were measured in another matrix")] = 0
-    notes: Annotated[
-        tuple[str, ...], Meta(description="differences between the configurations besides their axes")
-    ] = ()
-    more_seeds: Annotated[
-        int, Meta(description="per configuration, that would decide what is open; 0: unknown, or none")
-    ] = 0
+    notes: Annotated[tuple[str, ...], Meta(description="differences between runs besides their axes")] = ()
+    more_seeds: Annotated[int, Meta(description="per configuration, that would decide it; 0: unknown, or none")] = 0
     command: Annotated[str | None, Meta(description="that runs what the verdict needs next")] = None
 
 
@@ -313,9 +291,7 @@ class Results(Record, frozen=True, kw_only=True):
     axes: Annotated[dict[str, tuple[str, ...]], Meta(description="label -> values")]
     cuts: Annotated[tuple[ExcludedCells, ...], Meta(description="cells without a run")]
     counts: Annotated[dict[str, int], Meta(description="status, or `in reserve` -> runs")]
-    facts: Annotated[
-        dict[str, str], Meta(description="machine, software, code, model, data: as the reports print them")
-    ]
+    facts: Annotated[dict[str, str], Meta(description="machine, software, code, model, data, as reports print them")]
     dollars: Annotated[float | None, Meta(description="of all runs, $")]
     verdict: Annotated[tuple[str, ...], Meta(description="a sentence per ranking; one if there is none")] = ()
     rankings: tuple[Ranking, ...]

@@ -33,11 +33,17 @@ def reached(run: Run, target: float) -> Effort | None:
     at = next((at for at, loss in enumerate(run.val.loss) if loss is not None and loss <= target), None)
     if at is None:
         return None
-    joules = run.val.joules[at] if run.val.joules and not _is_simulated(run) else None
-    seconds = run.val.seconds[at]
-    return Effort(
-        step=run.val.step[at], tokens=run.val.tokens[at], seconds=seconds, joules=joules, dollars=_dollars(run, seconds)
-    )
+    return Effort(**{quantity: _at(run, quantity, at) for quantity in QUANTITIES})
+
+
+def _at(run: Run, quantity: str, at: int) -> float | None:
+    """Return what a run had taken at an evaluation (its index). Simulated energy is none."""
+    if quantity == "dollars":
+        return _dollars(run, run.val.seconds[at])
+    if quantity == "joules" and (not run.val.joules or (run.gpu is not None and run.gpu.simulated)):
+        return None
+    value: float | None = getattr(run.val, quantity)[at]
+    return value
 
 
 def target_of(
@@ -81,13 +87,9 @@ def _trained(run: Run, quantity: str) -> float | None:
     if run.status is Status.FINISHED or run.diverged:
         return math.inf
     if quantity == "joules":
-        return run.val.joules[-1] if run.val.joules and not _is_simulated(run) else None
+        return _at(run, quantity, -1)
     value: float | None = _dollars(run, run.seconds) if quantity == "dollars" else getattr(run, quantity)
     return value
-
-
-def _is_simulated(run: Run) -> bool:
-    return run.gpu is not None and run.gpu.simulated
 
 
 def _dollars(run: Run, seconds: float | None) -> float | None:

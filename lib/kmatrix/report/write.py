@@ -31,14 +31,14 @@ T = TypeVar("T")
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 MOST_CELL = 32_767  # characters, the limit of Excel
 CONTAINERS = re.compile(r"\b(tuple|dict|Effort|Evaluations|TrainingLosses|Gpu)\b")  # types of a field
+SAME = (  # fields of a run with the same name in all_results.json
+    *("best_val_loss", "tokens", "tokens_per_second", "mfu", "sparsity", "run_id", "model", "optimizer", "pruning"),
+    *("target_sparsity", "reason", "reused_from", "wall_s", "gpu_hours", "dollars", "world_size", "global_batch"),
+    *("seed", "status", "axes"),
+)
 NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, production 2
 MOST_MESSAGE, MOST_LINE = 1_000, 2_000  # characters of an attribute, and of a line of a log
-WHY_SKIPPED = {
-    Status.RUNNING: "running: it has not ended yet",
-    Status.PLANNED: "planned: it has not started",
-    Status.STOPPED: "stopped",
-    Status.SKIPPED: "skipped",
-}
+NO_RESULT = (Status.RUNNING, Status.PLANNED, Status.STOPPED, Status.SKIPPED)  # `skipped` test cases
 
 
 def write_summary(matrix: MatrixDir, results: Results) -> str:
@@ -141,33 +141,22 @@ def original(run: Run) -> dict[str, Any]:
     main, whole = gpu.training or gpu.totals, gpu.totals
     numbers = {
         "final_val_loss": run.final_val_loss if run.counts else None,
-        "best_val_loss": run.best_val_loss,
         "final_perplexity": run.perplexity if run.counts else None,
         "total_time": run.seconds,
         "model_params": run.params,
-        "tokens": run.tokens,
-        "tokens_per_second": run.tokens_per_second,
-        "mfu": run.mfu,
         "joules": whole.joules,
         "joules_per_token": main.joules_per_token,
         "joules_per_token_run": whole.joules_per_token,
         "gpu_memory_mean": main.memory_used_mean,
         "gpu_memory_mean_run": whole.memory_used_mean,
         "gpu_memory_max": whole.memory_used_max,
-        "sparsity": run.sparsity,
         "gpu_simulated": run.gpu.simulated if run.gpu else None,
-    }
-    same = [*("run_id", "model", "optimizer", "pruning", "target_sparsity", "reason", "reused_from", "wall_s")]
-    same += ["gpu_hours", "dollars", "world_size", "global_batch", "seed"]
-    identity = {
         "test_id": run.name,
         "elapsed_time": run.seconds,
         "success": run.status is Status.FINISHED,
-        "status": str(run.status),
-        "axes": run.axes,
     }
     failure = {"error": run.reason or "no reason recorded"} if run.status is Status.FAILED else {}
-    return {**numbers, **{name: getattr(run, name) for name in same}, **identity, **failure}
+    return {**numbers, **{name: getattr(run, name) for name in SAME}, **failure}
 
 
 def results_csv(results: Results) -> str:
@@ -212,7 +201,7 @@ def junit(results: Results) -> bytes:
         "tests": str(len(results.runs)),
         "failures": str(sum(run.status is Status.FAILED for run in results.runs)),
         "errors": "0",
-        "skipped": str(sum(run.status in WHY_SKIPPED for run in results.runs)),
+        "skipped": str(sum(run.status in NO_RESULT for run in results.runs)),
         "time": f"{sum(run.wall_s for run in results.runs):.3f}",
     }
     root = Element("testsuites", {"name": _xml(results.name), **counts})
@@ -228,8 +217,8 @@ def junit(results: Results) -> bytes:
             message = _xml(run.reason or "no reason recorded")
             failure = SubElement(case, "failure", {"message": message, "type": _xml(run.kind or "failed")})
             failure.text = "\n".join(_xml(line, MOST_LINE) for line in run.log_tail)
-        elif run.status in WHY_SKIPPED:
-            why = ": ".join(filter(None, [WHY_SKIPPED[run.status], run.reason]))
+        elif run.status in NO_RESULT:
+            why = ": ".join(filter(None, [str(run.status), run.reason]))
             message = "reserve: the verdict does not need it" if run.reserve else _xml(why)
             SubElement(case, "skipped", {"message": message})
     indent(root)
