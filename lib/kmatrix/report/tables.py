@@ -12,7 +12,7 @@ from kmatrix.records.runs import RunNumbers, Status
 from kmatrix.report import wording
 from kmatrix.report.ranking import NOT_AMOUNTS
 from kmatrix.report.results import Ranking, Results, Run, Scaling
-from kmatrix.text import UNKNOWN, count, duration, first_names, fixed, joules, plural, signed
+from kmatrix.text import UNKNOWN, count, duration, fixed, joules, plural, signed
 from kmatrix.verdict.family import Pair
 from kmatrix.verdict.target import TargetTest
 
@@ -33,6 +33,7 @@ SHORT = ("run", "val loss", "ppl", "tok/s", "MFU", "time", "status")
 URGENCY = (Status.FAILED, Status.STOPPED, Status.SKIPPED, Status.RUNNING, Status.FINISHED, Status.PLANNED)
 EFFORTS = {"step": "steps", "tokens": "tokens", "seconds": "time", "joules": "energy", "dollars": "dollars"}
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
+MARK_NOTE = "; *: the run has not finished, or diverged: its last val loss, not ranked"
 Row = Mapping[str, str | None]  # title of a column -> cell; None: unknown, and without a column if all are
 
 
@@ -102,13 +103,7 @@ def utilization(run: Run) -> str:
 
 def loss_note(results: Results) -> str:
     """Return what the losses in the table of runs mean."""
-    marked = [run for run in results.runs if wording.unfinished(run)]
-    notes = [LOSS_NOTE]
-    if any(not run.diverged for run in marked):
-        notes.append("*: last val loss of an unfinished run, not ranked")
-    if diverged := [run.name for run in marked if run.diverged]:
-        notes.append(f"* of {first_names(diverged)}: diverged, not ranked")
-    return "; ".join(notes)
+    return LOSS_NOTE + (MARK_NOTE if any(map(wording.unfinished, results.runs)) else "")
 
 
 def ranking(results: Results, one: Ranking) -> Table:

@@ -96,16 +96,14 @@ def difference(value: float, digits: int = DIGITS) -> str:
 
 
 def amount(pair: Pair, written: Callable[[float, int], str] = size) -> str:
-    """Return the size of a difference: `0.0117 ± 0.0031`, without the second number if there was no test."""
+    """Return a difference: `0.0117 ± 0.0031`, without the second number if there was no test.
+
+    written: `size`, or `difference` for one with its sign.
+    """
     if pair.difference is None:
         return UNKNOWN
     text = written(pair.difference, digits_for(pair.interval))
     return text if pair.interval is None else f"{text} ± {half(pair.interval)}"
-
-
-def signed_amount(pair: Pair) -> str:
-    """Return a difference with half of its interval: `+0.0117 ± 0.0031`."""
-    return amount(pair, difference)
 
 
 def half(interval: Interval) -> str:

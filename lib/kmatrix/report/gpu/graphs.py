@@ -128,7 +128,7 @@ def bars(name: str, known: Sequence[Recorded]) -> Figure | str:
     labels = []
     for y, (run, gpu) in enumerate(rows):
         mean, peak, capacity = (_main(gpu).memory_used_mean, gpu.totals.memory_used_max, gpu.totals.capacity)
-        axes.barh(y, _gib(mean), height=0.6, color=colours[run.optimizer], alpha=_alpha(run))
+        axes.barh(y, _gib(mean), height=0.6, color=colours[run.optimizer])
         labels.append(f"{_gib(mean):,.2f} GiB on {plural(len(gpu.gpus), gpu.unit)}")
         if peak is not None:
             axes.plot([_gib(mean), _gib(peak)], [y, y], color=DARK, linewidth=1.2, marker="|")
@@ -174,8 +174,8 @@ def per_gpu(name: str, known: Sequence[Recorded]) -> Figure | str:
         for y, (run, gpu) in enumerate(rows):
             if (at := named[y].get(device)) is None or (memory := _devices(gpu)[at].memory_used) is None:
                 continue
-            style: dict[str, Any] = {"color": colours[run.optimizer], "alpha": _alpha(run)}
-            axes.barh(y, _gib(memory.mean), height=0.6, xerr=_gib(memory.deviation), **style)
+            colour = colours[run.optimizer]
+            axes.barh(y, _gib(memory.mean), height=0.6, xerr=_gib(memory.deviation), color=colour)
             axes.plot(_gib((gpu.gpus[at].memory_used or memory).max), y, ".", color=DARK, markersize=5)
             if (capacity := gpu.gpus[at].capacity) is not None:
                 _draw_capacity(axes, y, capacity)
@@ -352,10 +352,6 @@ def _status(run: RecordedRun) -> str:
 
 def _mark(rows: Sequence[Recorded]) -> str:
     return mark_of([gpu.simulated for _, gpu in rows], "runs")
-
-
-def _alpha(run: RecordedRun) -> float:
-    return 0.35 if run.status in LOST else 0.9
 
 
 def _gib(mib: float | None) -> float:
