@@ -313,6 +313,14 @@ def test_a_lost_gpu_adds_no_zeros_and_its_energy_and_power_are_unknown(tmp_path,
     assert gpu.problems == ("GPU 1 was lost at 2026-11-20 05:23:40 UTC: its numbers end there",)
 
 
+def test_a_gpu_that_was_lost_at_the_very_end_is_lost_by_the_word_of_the_recorder(tmp_path):
+    run, gpus = RunDir(tmp_path), FakeGpus()  # it ended before a sample could show the loss
+    (first, second, *rest) = summary_of(gpus, list(gpus.snapshots()))["gpus"]
+    record(run, gpus, summary={"gpus": [first, {**second, "lost_at": STARTED + 59}, *rest]})
+    device = measured(run).gpus[1]
+    assert (device.lost_at, device.power) == (STARTED + 59, None)
+
+
 def test_ranks_on_the_cpu_have_no_capacity_and_share_the_memory_of_their_host(tmp_path):
     gpus = FakeGpus(memory=(812.0, 820.0), power=(None, None), utilization=(99.0, 98.0), device_type="cpu")
     record(RunDir(tmp_path), gpus)

@@ -235,10 +235,13 @@ def _devices(
         joules = complete_sum([_known(part.steps[:, at].sum()) for part in parts]) if has_time else None
         may_be_lost = not is_cpu and last.shows_losses
         lost_at, lost_s = _lost(parts, known, at) if may_be_lost else (None, 0.0)
+        entry = entries.get((facts.index, facts.uuid))
+        if lost_at is None and entry is not None:
+            lost_at = entry.lost_at  # a run ends soon after: too soon for samples to tell
         if lost_s and lost_at is None:
             unknown = "its energy and mean power are" if joules is None else "its mean power is"
             notes.append(f"{label} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest")
-        if lost_s:
+        if lost_s or lost_at is not None:
             whole[at]["power"] = trained[at]["power"] = None
         elif has_time and joules is None and whole[at]["power"] and may_be_lost:
             notes.append(f"{label} {NO_POWER} {last.gap_s:g} s: its energy is unknown")
@@ -259,7 +262,7 @@ def _devices(
             capacity=None if is_cpu else facts.memory_total,
             joules=joules,
             xids=xids_of(event for event in events if is_xid_of(event, facts.index, facts.uuid)),
-            **facts_of_entry(entries.get((facts.index, facts.uuid))),
+            **facts_of_entry(entry),
             **whole[at],
         )
         found.append(device)
