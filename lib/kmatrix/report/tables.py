@@ -283,7 +283,7 @@ def differing(results: Results) -> Table:
     rows = []
     for one in results.differing:
         counts = Counter(one.of.values())
-        values = [UNKNOWN if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in one.values]
+        values = list(map(wording.value_text, one.values))
         others = ", ".join(f"{counts[place]} x {values[place]}" for place in range(1, len(values[:9])))
         more = f", and {len(values) - 9} more" if len(values) > 9 else ""
         rows.append({

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kmatrix.records.decode import replaced
+from kmatrix.records.decode import Scalar, replaced
 from kmatrix.records.runs import Status
 from kmatrix.report import ranking as rankings
 from kmatrix.report.results import Configuration, Cost, OptimizerSetting, Ranking, Results, Run, RunAlert
@@ -220,9 +220,16 @@ def open_pairs(one: Ranking) -> list[Pair]:
     return rankings.open_pairs(one.reference, one.pairs, has_baseline=one.baseline is not None)
 
 
+def value_text(value: Scalar) -> str:
+    """Return the value of a training field."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def setting(one: OptimizerSetting) -> str:
     """Return `learning_rate 0.001 0.002 (swept)`; its spaces do not break."""
-    values = " ".join(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in one.values)
+    values = " ".join(map(value_text, one.values))
     return f"{one.name} {values}{'' if one.origin == 'default' else f' ({one.origin})'}".replace(" ", NO_BREAK)
 
 
