@@ -75,15 +75,17 @@ def test_curves_answer_to_the_pointer_and_to_their_controls(page, window):
         window.execute_script("document.getElementById(arguments[0]).click()", name)
         if name != "seeds":  # only validation losses have those
             seen.append(window.wait_until(lambda: (now := window.execute_script(PAINTED)) != seen[-1] and now, name))
-    window.point_at("#lanes .u-over", 0.5)
-    powers = "#lanes .u-series"
-    window.execute_script("const one = document.getElementById('lane-quantity'); one.value = 'power, W';")
-    window.execute_script("document.getElementById('lane-quantity').dispatchEvent(new Event('change'))")
-    window.point_at("#lanes .u-over", 0.6)
-    window.wait_until(
-        lambda: [" ".join(row.split()) for row in visible(window, powers)][1:] == ["GPU 0 150", "GPU 1 210"],
-        "the powers are shown",
-    )
+
+
+def test_three_values_of_an_axis_are_a_figure_of_the_loss_over_it(window, tmp_path):
+    runs = [FakeRun(axes={"lr": f"{lr}e-4"}, final_loss=3 + abs(lr - 3) / 10) for lr in (1, 3, 9)]
+    matrix = make_matrix(tmp_path, runs)
+    for _ in opened(window, write_page(matrix, analyse(matrix))):
+        assert visible(window, "#axes figcaption") == ["Loss over lr"]
+        window.point_at("#axes .u-over", 0.95)
+        window.wait_until(
+            lambda: visible(window, "#axes .u-series")[0].split()[-1] == "0.0009", "the last value is shown"
+        )
 
 
 def test_the_filter_dims_and_hides_and_changes_no_number(page, window):

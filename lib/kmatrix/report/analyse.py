@@ -11,10 +11,10 @@ from kmatrix.records.matrix import run_files
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.report.facts import facts_of
-from kmatrix.report.ranking import configurations_of, group_of, ranking_of
+from kmatrix.report.ranking import configurations_of, ranking_of
 from kmatrix.report.read import read_runs
 from kmatrix.report.render import headlines
-from kmatrix.report.results import Configuration, Ranking, Results, Run, Scaling, ScalingRow, Sweep
+from kmatrix.report.results import Configuration, Ranking, Results, Run, Scaling, ScalingRow
 from kmatrix.report.settings import differing, optimizer_settings, tuning_warnings
 from kmatrix.report.target import reached, target_loss, target_of
 from kmatrix.report.warnings import run_warnings
@@ -27,8 +27,6 @@ from kmatrix.text import assignment, first_names
 
 PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
 CLOCK_S, CLOCK_SHARE = 5.0, 0.01  # wall and monotonic time of an attempt differ by more: somebody set the clock
-LEAST_SWEEP = 3  # values of an axis: two are a comparison, which the ranking has
-FLAT = 0.00005  # nats/token: a smaller difference of means reads 0.0000
 
 
 def analyse(matrix: MatrixDir) -> Results:
@@ -51,22 +49,21 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
     names = {run: name for family in families for (name, _), run in family.runs.items()}
     runs = [replaced(run, configuration=names[run.name], reserve=run.name in reserve) for run in runs]
     by_name = {run.name: run for run in runs}
-    replays = seeds.replays if seeds else [None] * len(families)
-    groups = [group_of(family, by_name, replay) for family, replay in zip(families, replays, strict=True)]
     is_running = any(run.status is Status.RUNNING for run in runs)
     is_spent = plan.verdict.seeds_auto and not is_running and bool(spent(seen))
-    found = [configurations_of(group) for group in groups]
-    rankings = [
-        ranking
-        for group, configurations in zip(groups, found, strict=True)
-        if (ranking := ranking_of(group, configurations, ends, matrix.path, spent=is_spent)) is not None
-    ]
-    configurations = _with_shared_means([one for each in found for one in each], rankings, by_name)
-    loss, of = target_loss(plan.verdict.target_loss, rankings, configurations)
+    known: dict[str, Configuration] = {}
+    rankings: list[Ranking] = []
+    for family, replay in zip(families, seeds.replays if seeds else [None] * len(families), strict=True):
+        configurations = configurations_of(family, by_name, replay)
+        known |= {one.name: one for one in configurations}
+        ranking = ranking_of(family, configurations, by_name, ends, replay, spent=is_spent, matrix=matrix.path)
+        rankings += [ranking] if ranking else []
+    # Those of rankings first, in their order.
+    known = {name: known[name] for one in rankings for name in (*one.order, *one.no_result)} | known
+    loss, of = target_loss(plan.verdict.target_loss, rankings, known)
     if loss is not None:
         runs = [replaced(run, reached=reached(run, loss)) for run in runs]
         by_name = {run.name: run for run in runs}
-        groups = [group_of(group.family, by_name, group.replay) for group in groups]
     files, fields = run_files(matrix.path), {name: known.train for name, known in seen.files.items()}
     settings = optimizer_settings(files, fields)
     states = [state for name, state in seen.states.items() if name not in reserve]
@@ -88,31 +85,16 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
         facts=facts_of(plan, runs),
         dollars=total_dollars(run.dollars for run in runs),
         rankings=tuple(rankings),
-        configurations=tuple(configurations.values()),
-        target=None if loss is None else target_of(loss, of, groups, ends, list(configurations)),
-        scaling=tuple(_scalings(configurations, by_name)),
-        sweeps=tuple(_sweeps(configurations, rankings)),
+        configurations=tuple(known.values()),
+        target=None if loss is None else target_of(loss, families, known, by_name, ends, of=of),
+        scaling=tuple(_scalings(known, by_name)),
         settings=settings,
-        differing=differing(list(configurations.values()), files, fields),
+        differing=differing(list(known.values()), files, fields),
         warnings=(*_others(matrix, files), *run_warnings(runs), *tuning_warnings(settings)),
         provenance=plan.provenance,
         runs=tuple(runs),
     )
     return replaced(results, verdict=headlines(results))
-
-
-def _with_shared_means(
-    configurations: Sequence[Configuration], rankings: Sequence[Ranking], runs: Mapping[str, Run]
-) -> dict[str, Configuration]:
-    """Return the configurations by name, those of rankings first; with means over common seeds where seeds differ."""
-    known = {one.name: one for one in configurations}
-    for ranking in rankings:
-        for name in ranking.order if ranking.shared_seeds else ():
-            counted = [runs[run] for run in known[name].counted]
-            losses = [getattr(run, ranking.measure) for run in counted if run.seed in ranking.shared_seeds]
-            known[name] = replaced(known[name], shared_mean=mean(losses))
-    order = [name for ranking in rankings for name in (*ranking.order, *ranking.no_result)]
-    return {name: known[name] for name in dict.fromkeys([*order, *known])}
 
 
 def _others(matrix: MatrixDir, runs: Collection[str]) -> Iterator[str]:
@@ -189,38 +171,3 @@ def _rows(sizes: Mapping[int, Sequence[Run]]) -> Iterator[ScalingRow]:
             global_batch=timed[0].global_batch,
             runs=tuple(run.name for run in timed),
         )
-
-
-def _sweeps(configurations: Mapping[str, Configuration], rankings: Sequence[Ranking]) -> Iterator[Sweep]:
-    """Yield the loss over each numeric axis of the first ranking, for the configurations that differ in it alone."""
-    ranked = [configurations[name] for name in rankings[0].order] if rankings else []
-    for axis in dict.fromkeys(label for one in ranked for label in one.axes):
-        families: dict[tuple[tuple[str, str], ...], list[tuple[float, Configuration]]] = {}
-        for one in ranked:
-            if (value := _number(one.axes.get(axis, ""))) is not None:
-                rest = tuple(item for item in one.axes.items() if item[0] != axis)
-                families.setdefault(rest, []).append((value, one))
-        shared = set.intersection(*map(set, families)) if len(families) > 1 else set()
-        for rest, points in families.items():
-            if len(points) < LEAST_SWEEP or axis == GPUS_AXIS:
-                continue
-            points.sort(key=lambda point: point[0])
-            means = [one.mean or 0.0 for _, one in points]
-            best = means.index(min(means))
-            spread = max(means) - min(means)
-            yield Sweep(
-                axis=axis,
-                name=", ".join(value for label, value in rest if (label, value) not in shared or len(families) == 1),
-                values=tuple(value for value, _ in points),
-                configurations=tuple(one.name for _, one in points),
-                best=points[best][0],
-                spread=spread,
-                is_edge=best in (0, len(points) - 1) and spread >= FLAT,
-            )
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -18,12 +18,7 @@ from kmatrix.errors import RecordError
 from kmatrix.records.decode import decode
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
-from kmatrix.records.runs import Status
 from kmatrix.report.colours import PALETTE, marks_of
-from kmatrix.report.gpu.graphs import METRICS
-from kmatrix.report.gpu.recordings import recordings_of
-from kmatrix.report.gpu.samples import QUANTITIES
-from kmatrix.report.gpu.timeline import banded, timeline_of
 from kmatrix.report.graphs import mean_curve
 from kmatrix.report.ranking import axis_span
 from kmatrix.report.render import HTML, environment
@@ -38,7 +33,6 @@ ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  #
 PICTURES = ("loss_vs_steps.png", "final_loss_by_run.png")  # for readers without scripts
 MOST_CURVES = 24  # configurations with a curve: those with the lowest losses
 MOST_SEEDS = 100  # runs with a curve of their own
-MOST_TIMELINES = 24  # runs with timelines of their devices
 
 
 def write_page(matrix: MatrixDir, results: Results) -> Path:
@@ -54,8 +48,6 @@ def render_page(matrix: MatrixDir, results: Results) -> str:
     data = {
         "axes": list(results.axes),
         "groups": [_group(runs, one, marks[one.name], place) for place, one in enumerate(results.configurations)],
-        "sweeps": _sweeps(results),
-        "lanes": _lanes(matrix, results),
     }
     return _rendered(
         "report.html.j2",
@@ -67,7 +59,6 @@ def render_page(matrix: MatrixDir, results: Results) -> str:
         marks={name: f"k{colour}-d{dash}" for name, (colour, dash) in marks.items()},
         strips=partial(_strips, results, runs),
         places={one.name: place for place, one in enumerate(results.configurations)},
-        lanes=data["lanes"],
         pictures=[_picture(matrix.graphs / name) for name in PICTURES if (matrix.graphs / name).is_file()],
         data=_embedded(data),
         path=matrix.path,
@@ -143,9 +134,10 @@ def _group(runs: dict[str, Run], one: Configuration, mark: tuple[int, int], plac
     """Return what the scripts know of a configuration: mean curves over its seeds, and those of each."""
     shown = [runs[name] for name in one.counted or one.runs]
     found: dict[str, Any] = {"name": one.name, "colour": mark[0], "dash": mark[1], "axes": one.axes, "runs": one.runs}
+    if one.mean is not None:
+        found["mean"] = _short(one.mean)
     if one.mean is not None and (place < MOST_CURVES or one.front):
-        cost = {name: _short(amount.mean) for name, amount in one.amounts.items()}
-        found |= {"mean": _short(one.mean), "cost": cost, "front": one.front}
+        found |= {"cost": {name: _short(amount.mean) for name, amount in one.amounts.items()}, "front": one.front}
     if place < MOST_CURVES:
         found |= {kind: _columns(shown, kind) for kind in ("val", "train")}
         if len(shown) > 1 and place * len(shown) < MOST_SEEDS:
@@ -160,37 +152,3 @@ def _columns(runs: Sequence[Run], kind: str) -> dict[str, list[float | None]]:
 def _short(value: float | None) -> float | None:
     """Return a value with six significant digits; None if it is unknown or not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
-
-
-def _sweeps(results: Results) -> list[dict[str, Any]]:
-    """Return the losses over each axis, a line for each family of configurations that differ in it alone."""
-    means = {one.name: one.mean for one in results.configurations}
-    found: dict[str, list[Any]] = {}
-    for one in results.sweeps:
-        line = {"name": one.name or one.axis, "table": [one.values, [means[name] for name in one.configurations]]}
-        found.setdefault(one.axis, []).append(line)
-    return [{"axis": axis, "lines": lines} for axis, lines in found.items()]
-
-
-def _lanes(matrix: MatrixDir, results: Results) -> list[dict[str, Any]]:
-    """Return the devices of some runs over time: of the first recorded run of each configuration."""
-    found: list[dict[str, Any]] = []
-    first: dict[str, Run] = {}
-    for run in results.runs:
-        if run.gpu is not None:
-            first.setdefault(run.configuration, run)
-    for run in list(first.values())[:MOST_TIMELINES]:
-        recordings = recordings_of(matrix.run(run.name), cpu=run.device == "cpu")
-        timeline = timeline_of(recordings, QUANTITIES, running=run.status is Status.RUNNING)
-        if timeline is None:
-            continue
-        lines = {
-            f"{word}, {unit}": [
-                {"name": one.label, "values": list(map(_short, one.lanes[quantity].mean / size))}
-                for one in banded(timeline, quantity)
-            ]
-            for quantity, (word, unit, size) in METRICS.items()
-        }
-        name = f"{run.name} (simulated)" if run.gpu and run.gpu.simulated else run.name
-        found.append({"run": name, "seconds": list(map(_short, timeline.centres)), "quantities": lines})
-    return found

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kmatrix.records.decode import replaced
@@ -34,57 +33,34 @@ DIFFERENCES = (
 )
 SAMPLED = "validation sequences differ between tokenizers (same text, other parts of it): a larger EVAL_SAMPLES helps"
 ENDED = (Status.FAILED, Status.STOPPED, Status.SKIPPED)  # without a result
-TO_END = (Status.PLANNED, Status.RUNNING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The runs of a family. replay: of adaptive seeds."""
-
-    family: Family
-    runs: Mapping[str, Sequence[Run]]  # configuration -> its runs
-    replay: Replay | None
-
-    @property
-    def confidence(self) -> float:
-        return self.family.rules.confidence
-
-    @property
-    def measure(self) -> str:
-        return BITS if self.family.in_bits else LOSS
-
-    def counted(self, name: str) -> list[Run]:
-        """Return the runs in the mean of a configuration: without results that no round of adaptive seeds asked for."""
-        runs = (run for run in self.runs[name] if run.counts and getattr(run, self.measure) is not None)
-        if self.replay is None:
-            return list(runs)
-        asked = {self.family.runs.get((name, seed)) for seed in self.replay.asked[name]}
-        return [run for run in runs if run.name in asked]
-
-    def losses(self, name: str) -> list[float]:
-        return [getattr(run, self.measure) for run in self.counted(name)]
-
-
-def group_of(family: Family, runs: Mapping[str, Run], replay: Replay | None) -> Group:
-    """Return the runs of a family. runs: of the matrix, by name."""
-    found: dict[str, list[Run]] = {name: [] for name in family.configurations}
-    for (name, _), run in family.runs.items():
-        found[name].append(runs[run])
-    return Group(family=family, runs=found, replay=replay)
-
-
-def configurations_of(group: Group) -> list[Configuration]:
-    """Return the configurations of a family."""
-    found = [_configuration(group, name) for name in group.family.configurations]
+def configurations_of(family: Family, runs: Mapping[str, Run], replay: Replay | None) -> list[Configuration]:
+    """Return the configurations of a family. runs: of the matrix, by name. replay: of adaptive seeds."""
+    members: dict[str, list[tuple[int, Run]]] = {name: [] for name in family.configurations}
+    for (name, seed), run in family.runs.items():
+        members[name].append((seed, runs[run]))
+    asked = replay.asked if replay else {}
+    found = [_configuration(family, name, each, asked.get(name)) for name, each in members.items()]
     fronts = {quantity: _front(found, quantity) for quantity in FRONTS}
     return [replaced(one, front=tuple(q for q in FRONTS if one.name in fronts[q])) for one in found]
 
 
-def _configuration(group: Group, name: str) -> Configuration:
-    runs, counted, losses = group.runs[name], group.counted(name), group.losses(name)
+def _configuration(
+    family: Family, name: str, members: Sequence[tuple[int, Run]], asked: Collection[int] | None
+) -> Configuration:
+    """Return a configuration. asked: its seeds that a round of adaptive seeds asked for: other results wait."""
+    runs, measure = [run for _, run in members], measure_of(family)
+    counted = [
+        run
+        for seed, run in members
+        if run.counts and getattr(run, measure) is not None and (asked is None or seed in asked)
+    ]
+    losses = [getattr(run, measure) for run in counted]
+    level = family.rules.confidence
     return Configuration(
         name=name,
-        axes=dict(group.family.configurations[name]),
+        axes=dict(family.configurations[name]),
         data_sha256=runs[0].data_sha256,
         runs=tuple(run.name for run in runs),
         counted=tuple(run.name for run in counted),
@@ -93,11 +69,14 @@ def _configuration(group: Group, name: str) -> Configuration:
         pending=sum(not run.counts and not run.reserve and not _ending(run) for run in runs),
         mean=mean(losses) if losses else None,
         deviation=sample_deviation(losses),
-        interval=mean_interval(losses, group.confidence) if len(set(losses)) > 1 else None,
-        amounts={
-            quantity: found for quantity in _quantities() if (found := _amount(counted, quantity, group.confidence))
-        },
+        interval=mean_interval(losses, level) if len(set(losses)) > 1 else None,
+        amounts={name: found for name in _quantities() if (found := _amount(counted, name, level))},
     )
+
+
+def measure_of(family: Family) -> str:
+    """Return the field of a run that a family compares."""
+    return BITS if family.in_bits else LOSS
 
 
 def _ending(run: Run) -> str:
@@ -125,9 +104,12 @@ def value_of(run: Run, quantity: str) -> float | None:
     return found
 
 
+def _values(runs: Sequence[Run], quantity: str) -> list[float]:
+    return [value for run in runs if (value := value_of(run, quantity)) is not None]
+
+
 def _amount(runs: Sequence[Run], quantity: str, level: float) -> Amount | None:
-    values = [value for run in runs if (value := value_of(run, quantity)) is not None]
-    if not values:
+    if not (values := _values(runs, quantity)):
         return None
     interval = mean_interval(values, level)
     return Amount(
@@ -155,41 +137,47 @@ def _front(configurations: Sequence[Configuration], quantity: str) -> set[str]:
 
 
 def ranking_of(
-    group: Group, configurations: Sequence[Configuration], ends: Mapping[str, SeedEnd], matrix: Path, *, spent: bool
+    family: Family,
+    configurations: Sequence[Configuration],
+    runs: Mapping[str, Run],
+    ends: Mapping[str, SeedEnd],
+    replay: Replay | None,
+    *,
+    spent: bool,
+    matrix: Path,
 ) -> Ranking | None:
     """Return the ranking of a family, None if no run of it is over or its data are unknown.
 
-    configurations: of the family.  spent: the budget of the matrix is spent.
+    configurations: of the family. runs: of the matrix, by name. ends: of the runs that are over. replay: of adaptive
+    seeds. spent: the budget of the matrix is spent.
     """
-    family, replay = group.family, group.replay
     by_name = {one.name: one for one in configurations}
     over = [one.name for one in configurations if one.mean is not None or one.ends]
     if not over or not (family.data_sha256 or family.in_bits):
         return None
     verdict = verdict_on(family.losses(ends), family.rules) if replay is None else replay.verdict
-    pairs = verdict.pairs
+    has_baseline, pairs = verdict.rules.baseline is not None, verdict.pairs
     if replay is not None and replay.wanted and spent:
-        pairs = tuple(map(without_budget, pairs))
+        pairs = tuple(_without_budget(pair) for pair in pairs)
     # The leader first: its mean may be over other seeds. By name, too: equal means must not change places.
-    leader = verdict.reference if verdict.rules.baseline is None else ""
     ranked = [one for one in configurations if one.mean is not None]
-    ranked.sort(key=lambda one: (one.name != leader, one.mean, one.name))
+    ranked.sort(key=lambda one: (has_baseline or one.name != verdict.reference, one.mean, one.name))
     order = tuple(one.name for one in ranked)
     against = [pair for pair in pairs if pair.a == verdict.reference]
-    counted = [run for name in order for run in group.counted(name)]
-    unfinished = [run for runs in group.runs.values() for run in runs if run.status in TO_END and not run.reserve]
-    has_baseline = verdict.rules.baseline is not None
+    counted = [runs[name] for one in ranked for name in one.counted]
     main = _main(against, order, has_baseline=has_baseline)
     still_open = open_pairs(verdict.reference, pairs, has_baseline=has_baseline)
+    measure, shared = measure_of(family), _shared_seeds(ranked)
     ranking = Ranking(
-        measure=group.measure,
-        unit=UNITS[group.measure],
+        measure=measure,
+        unit=UNITS[measure],
         data_sha256=family.data_sha256 or None,
         state=_state(order, pairs, against, still_open),
-        preliminary=bool(unfinished),
+        preliminary=any(one.pending for one in configurations),
         order=order,
         no_result=tuple(name for name in over if name not in order),
-        shared_seeds=_shared_seeds([by_name[name] for name in order]),
+        shared_seeds=shared,
+        shared_means={one.name: mean(_losses(one, runs, measure, shared)) for one in ranked if shared},
         baseline=verdict.rules.baseline,
         reference=verdict.reference,
         confidence=verdict.rules.confidence,
@@ -197,7 +185,7 @@ def ranking_of(
         family_size=verdict.size,
         pairs=pairs,
         main=main,
-        costs=tuple(_costs(main, group)),
+        costs=tuple(_costs(main, by_name, runs)),
         seeds_auto=None
         if replay is None
         else AdaptiveSeeds(
@@ -211,7 +199,17 @@ def ranking_of(
         notes=(*differences(counted), *([SAMPLED] if family.in_bits else [])),
         more_seeds=needed(still_open),
     )
-    return replaced(ranking, command=_command(ranking, group, matrix))
+    return replaced(ranking, command=_command(ranking, [runs[run] for run in family.runs.values()], matrix))
+
+
+def _without_budget(pair: Pair) -> Pair:
+    """Return a pair without a budget for its next seed."""
+    ends = pair.outcome is PairOutcome.OPEN and pair.no_more is None
+    return replaced(pair, no_more=NoMoreSeeds.BUDGET) if ends else pair
+
+
+def _losses(one: Configuration, runs: Mapping[str, Run], measure: str, seeds: Collection[int]) -> list[float]:
+    return [getattr(run, measure) for name in one.counted if (run := runs[name]).seed in seeds]
 
 
 def differences(runs: Sequence[Run]) -> Iterator[str]:
@@ -275,42 +273,44 @@ def _shared_seeds(ranked: Sequence[Configuration]) -> tuple[int, ...]:
     return tuple(sorted(shared)) if any(own != shared for own in seeds) else ()
 
 
-def _costs(main: Pair | None, group: Group) -> Iterator[Cost]:
+def _costs(main: Pair | None, known: Mapping[str, Configuration], runs: Mapping[str, Run]) -> Iterator[Cost]:
     """Yield the costs of the better one of the main comparison, relative to the other one."""
     if main is None:
         return
     a, b = (main.b, main.a) if main.outcome is PairOutcome.WORSE else (main.a, main.b)
     for quantity in COSTS:
-        values = [[v for run in group.counted(name) if (v := value_of(run, quantity)) is not None] for name in (a, b)]
+        of_a, of_b = (_values([runs[run] for run in known[name].counted], quantity) for name in (a, b))
+        if not of_a or not of_b or not mean(of_b):  # a multiple of 0 is none
+            continue
         # By Welch's test, without common seeds: costs of equal seeds are not paired.
-        if all(values) and (means := (mean(values[0]), mean(values[1])))[1]:  # a multiple of 0 is none
-            yield Cost(
-                quantity=quantity, a=a, b=b, mean_a=means[0], mean_b=means[1], ratio=means[0] / means[1],
-                p=tested((a, b), dict(enumerate(values[0])), dict(enumerate(values[1], len(values[0]))), Rules()).p,
-                runs=(len(values[0]), len(values[1])),
-            )  # fmt: skip
+        test = tested((a, b), dict(enumerate(of_a)), dict(enumerate(of_b, len(of_a))), Rules())
+        means = mean(of_a), mean(of_b)
+        yield Cost(
+            quantity=quantity,
+            a=a,
+            b=b,
+            mean_a=means[0],
+            mean_b=means[1],
+            ratio=means[0] / means[1],
+            p=test.p,
+            runs=(len(of_a), len(of_b)),
+        )
 
 
-def without_budget(pair: Pair) -> Pair:
-    """Return a pair of a matrix whose budget is spent: an open comparison that would get a seed gets none."""
-    ended = pair.outcome is PairOutcome.OPEN and pair.no_more is None
-    return replaced(pair, no_more=NoMoreSeeds.BUDGET) if ended else pair
+def _command(ranking: Ranking, runs: Sequence[Run], matrix: Path) -> str | None:
+    """Return the command that runs what would decide what is open, None if there is none worth proposing.
 
-
-def _command(ranking: Ranking, group: Group, matrix: Path) -> str | None:
-    """Return the command that runs what would decide what is open, None if there is none worth proposing."""
-    runs = [run for known in group.runs.values() for run in known]
+    runs: of the family.
+    """
     if any(run.status is Status.RUNNING for run in runs):
         return None  # they run already, or what runs may decide it
     if ranking.seeds_auto.wanted if ranking.seeds_auto else ranking.preliminary:
         return make_command("continue", matrix)  # planned seeds come before further ones
-    if ranking.seeds_auto:
-        return None  # their maximum is fixed
     seeds = {run.seed for run in runs if run.seed is not None}
     more = ranking.more_seeds
     if ranking.state is State.NOT_EVIDENCE and ranking.reference in ranking.order:
         more = MORE_SEEDS  # without a loss of the baseline, more seeds of the others allow no test
-    if not more or not seeds:
+    if ranking.seeds_auto or not more or not seeds:  # adaptive seeds have a fixed maximum
         return None
     return make_command("add", matrix, SEED=",".join(str(max(seeds) + place) for place in range(1, more + 1)))
 

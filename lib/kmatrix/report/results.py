@@ -134,9 +134,6 @@ class Configuration(Record, frozen=True, kw_only=True):
     mean: Annotated[float | None, Meta(description="of the final losses, in the unit of its ranking")]
     deviation: Annotated[float | None, Meta(description="sample standard deviation of the losses")]
     interval: Annotated[Interval | None, Meta(description="of the mean; null: one seed, or all losses are equal")]
-    shared_mean: Annotated[float | None, Meta(description="over `shared_seeds` of its ranking, if there are any")] = (
-        None
-    )
     amounts: Annotated[dict[str, Amount], Meta(description="what its runs take, by the name in a run")]
     front: Annotated[tuple[str, ...], Meta(description="amounts of which none has less with a lower loss")] = ()
 
@@ -186,6 +183,9 @@ class Ranking(Record, frozen=True, kw_only=True):
     order: Annotated[tuple[str, ...], Meta(description="configurations with a loss, the lowest mean first")]
     no_result: Annotated[tuple[str, ...], Meta(description="those of which runs are over, and none has a loss")]
     shared_seeds: Annotated[tuple[int, ...], Meta(description="of all in `order`; empty if they have no others")] = ()
+    shared_means: Annotated[dict[str, float], Meta(description="configuration -> mean over them")] = field(
+        default_factory=dict
+    )
     baseline: Annotated[str | None, Meta(description="named before the first run; null: all pairs are compared")]
     reference: Annotated[str, Meta(description="the baseline, or the leader: lowest mean of those no other one beats")]
     confidence: Annotated[float, Meta(description="of all comparisons together, and of each interval")]
@@ -239,18 +239,6 @@ class Scaling(Record, frozen=True, kw_only=True):
     rows: tuple[ScalingRow, ...]
 
 
-class Sweep(Record, frozen=True, kw_only=True):
-    """The loss over one numeric axis, for configurations that differ in it alone."""
-
-    axis: str
-    name: Annotated[str, Meta(description="what the configurations have in common")]
-    values: Annotated[tuple[float, ...], Meta(description="of the axis, lowest first")]
-    configurations: Annotated[tuple[str, ...], Meta(description="of each value")]
-    best: Annotated[float, Meta(description="value with the lowest mean loss")]
-    spread: Annotated[float, Meta(description="highest - lowest mean loss")]
-    is_edge: Annotated[bool, Meta(description="the best value is the lowest or highest that ran")]
-
-
 class Setting(Record, frozen=True, kw_only=True):
     """A training field in which configurations differ."""
 
@@ -298,7 +286,6 @@ class Results(Record, frozen=True, kw_only=True):
     configurations: tuple[Configuration, ...]
     target: Target | None
     scaling: tuple[Scaling, ...]
-    sweeps: tuple[Sweep, ...]
     settings: tuple[OptimizerSettings, ...]
     differing: Annotated[tuple[Setting, ...], Meta(description="settings in which configurations differ")]
     warnings: tuple[str, ...]

@@ -230,23 +230,6 @@ def _test(test: TargetTest | None) -> str:
     return f"{'yes' if test.is_below else 'not shown'}, {wording.p_text(test.p_holm)}"
 
 
-def sweeps(results: Results) -> Table:
-    """Return where the loss is lowest on each numeric axis."""
-    known = {one.name: one for one in results.configurations}
-    rows = []
-    for one in results.sweeps:
-        lowest = known[one.configurations[one.values.index(one.best)]]
-        rows.append({
-            "configurations": one.name or lowest.name,
-            "axis": one.axis,
-            "lowest at": f"{one.best:g}",
-            "mean loss there": wording.loss(lowest.mean),
-            "highest - lowest mean": wording.loss(one.spread),
-            "": "at the edge of the values that ran" if one.is_edge else "",
-        })  # fmt: skip
-    return table_of(rows, ("axis", ""))
-
-
 def devices(results: Results) -> Table:
     """Return the devices of each run: means of the training where it is known."""
     rows = []

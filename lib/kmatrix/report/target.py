@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from kmatrix.records.runs import Status
-from kmatrix.report.ranking import LOSS, Group
+from kmatrix.report.ranking import LOSS
 from kmatrix.report.results import Configuration, Effort, Ranking, Run, Target, TargetConfiguration
-from kmatrix.status.wanted import SeedEnd
-from kmatrix.verdict.target import below_target, reach
+from kmatrix.status.wanted import Family, SeedEnd
+from kmatrix.verdict.target import TargetTest, below_target, reach
 
 DIGITS = 1e4  # a default target has four digits, like printed losses
 ENDED = (Status.FINISHED, Status.FAILED)  # other runs may still reach a target
@@ -47,29 +47,38 @@ def _at(run: Run, quantity: str, at: int) -> float | None:
 
 
 def target_of(
-    loss: float, of: str | None, groups: Sequence[Group], ends: Mapping[str, SeedEnd], order: Sequence[str]
+    loss: float,
+    families: Sequence[Family],
+    known: Mapping[str, Configuration],
+    runs: Mapping[str, Run],
+    ends: Mapping[str, SeedEnd],
+    *,
+    of: str | None,
 ) -> Target:
     """Return what it took to reach a loss.
 
-    of: the configuration whose mean it is, whose family alone it is for.  order: of the configurations.
+    of: the configuration whose mean it is, whose family alone it is for. known, runs: of the matrix, by name.
     """
-    chosen = [group for group in groups if of is None or of in group.runs]
+    chosen = [family for family in families if of is None or of in family.configurations]
+    tests: dict[str, TargetTest] = {}
+    for family in chosen if of is None else ():
+        tests |= below_target(family.losses(ends), loss, family.rules)
     found = []
-    for group in chosen:
-        tests = {} if of else below_target(group.family.losses(ends), loss, group.family.rules)
-        for name, runs in group.runs.items():
-            over = [run for run in runs if run.status in ENDED]
-            found.append(
-                TargetConfiguration(
-                    name=name,
-                    runs=len(over),
-                    reached=sum(run.reached is not None for run in over),
-                    pending=sum(run.status not in (*ENDED, Status.SKIPPED) and not run.reserve for run in runs),
-                    median=Effort(**{quantity: _median(over, quantity) for quantity in QUANTITIES}),
-                    test=tests.get(name),
-                )
+    for name, one in known.items():
+        if not any(name in family.configurations for family in chosen):
+            continue
+        mine = [runs[run] for run in one.runs]
+        over = [run for run in mine if run.status in ENDED]
+        found.append(
+            TargetConfiguration(
+                name=name,
+                runs=len(over),
+                reached=sum(run.reached is not None for run in over),
+                pending=sum(run.status not in (*ENDED, Status.SKIPPED) and not run.reserve for run in mine),
+                median=Effort(**{quantity: _median(over, quantity) for quantity in QUANTITIES}),
+                test=tests.get(name),
             )
-    found.sort(key=lambda one: order.index(one.name))
+        )
     return Target(loss=loss, of=of, configurations=tuple(found))
 
 

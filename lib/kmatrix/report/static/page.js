@@ -99,16 +99,18 @@
     return [`Loss over ${TITLES[x]} (filled: beaten in both by no other)`, lines, { x }];
   }).filter(([, lines, { x }]) => new Set(lines.map((line) => line.cost[x].toPrecision(3))).size > 1));
 
-  const drawSweeps = () => drawInto($("#sweeps"), D.sweeps.map(({ axis, lines }) => {
+  // The loss over each axis with three numbers or more: a line joins the configurations that differ in it alone.
+  const drawAxes = () => drawInto($("#axes"), D.axes.map((axis) => {
+    const families = new Map();
+    for (const { axes, mean } of D.groups.filter((group) => group.mean != null && !Number.isNaN(Number(group.axes[axis])))) {
+      const name = Object.keys(axes).filter((label) => label !== axis).map((label) => axes[label]).join(", ");
+      families.set(name, [...(families.get(name) || []), [Number(axes[axis]), mean]]);
+    }
+    const lines = [...families].filter(([, points]) => points.length > 2).map(([name, points]) => (
+      { name: name || axis, table: sortedTable(points.map(([x]) => x), [points.map(([, loss]) => loss)]) }));
     const xs = lines.flatMap((line) => line.table[0]), isLog = Math.min(...xs) > 0 && Math.max(...xs) >= 8 * Math.min(...xs);
     return [`Loss over ${axis}`, marked(lines), { x: axis, scales: { x: { distr: isLog ? 3 : 1 } } }];
-  }));
-
-  function drawLanes() {
-    const { seconds, quantities } = D.lanes[$("#lane-run").value];
-    const lines = quantities[$("#lane-quantity").value].map(({ name, values }) => ({ name, width: 1.4, table: [seconds, values] }));
-    draw($("#lanes .plot"), marked(lines), { x: "seconds" });
-  }
+  }).filter(([, lines]) => lines.length));
 
   // ---------------------------------------------------------------- filter and order
   const rows = $$("#runs tbody tr"), titles = $$("#runs thead th").map((head) => head.textContent.toLowerCase());
@@ -160,11 +162,9 @@
   function drawAll() {
     drawLosses();
     if ($("#costs")) drawCosts();
-    if ($("#sweeps")) drawSweeps();
-    if ($("#lanes")) drawLanes();
+    drawAxes();
   }
   for (const control of $$("#curves .axis, #curves input")) control.addEventListener("change", drawLosses);
-  for (const control of $$("#lanes select")) control.addEventListener("change", drawLanes);
   $("#filter").addEventListener("input", applyFilter);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   let width = innerWidth; // the height changes whenever a telephone hides its bar
