@@ -42,9 +42,9 @@ def test_recordings_of_all_nodes_are_one_with_hosts_and_their_sums(matrix):
     (found,) = analyse(matrix).runs
     one = gpu_of(folder_of(run, 3), TrainingTotals(device="gpu"))
     assert [device.host for device in found.gpu.gpus] == [f"n{node + 1}" for node in range(4) for _ in one.gpus]
-    assert found.gpu.totals.joules == pytest.approx(4 * one.totals.joules)
-    assert found.gpu.totals.memory_used_mean == pytest.approx(4 * one.totals.memory_used_mean)
-    assert found.gpu.totals.memory_used_max is None  # its nodes have clocks of their own
+    assert found.gpu.whole.joules == pytest.approx(4 * one.whole.joules)
+    assert found.gpu.whole.memory_used_mean == pytest.approx(4 * one.whole.memory_used_mean)
+    assert found.gpu.memory_used_max is None  # its nodes have clocks of their own
     assert "GPU 0 on n4" in [device.label for device in found.gpu.gpus]
 
 
@@ -53,7 +53,7 @@ def test_a_node_without_a_recording_makes_sums_unknown_and_is_named(matrix):
     for node in (0, 2, 3):
         record(folder_of(run, node), FakeGpus())
     (found,) = analyse(matrix).runs
-    assert (found.gpu.totals.joules, found.gpu.totals.memory_used_mean) == (None, None)
+    assert (found.gpu.whole.joules, found.gpu.whole.memory_used_mean) == (None, None)
     assert "nothing recorded on n2" in found.gpu.notes
 
 

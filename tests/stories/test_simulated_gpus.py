@@ -79,8 +79,8 @@ def test_the_report_shows_the_energy_per_token_that_was_recorded(story, tmp_path
     assert joules == sorted(joules)
     assert joules[0] > 0
     (reported,) = load_json(story.newest().results)["runs"]
-    assert reported["gpu"]["totals"]["joules"] == pytest.approx(sum(joules), abs=0.01)
-    assert reported["gpu"]["totals"]["joules_per_token"] == pytest.approx(sum(joules) / result["tokens"])
+    assert reported["gpu"]["whole"]["joules"] == pytest.approx(sum(joules), abs=0.01)
+    assert reported["gpu"]["whole"]["joules_per_token"] == pytest.approx(sum(joules) / result["tokens"])
     printed = re.search(r"([\d.e-]+) J/token", story.newest().summary.read_text())
     assert float(printed[1]) == pytest.approx(sum(joules) / result["tokens"], rel=0.01)
 

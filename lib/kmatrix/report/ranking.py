@@ -97,7 +97,7 @@ def _quantities() -> list[str]:
 def value_of(run: Run, quantity: str) -> float | None:
     """Return what a run takes of a quantity. Simulated energy is none, and a reused run was paid for elsewhere."""
     if quantity == "joules":
-        return None if run.gpu is None or run.gpu.simulated else run.gpu.totals.joules
+        return None if run.gpu is None or run.gpu.simulated else run.gpu.whole.joules
     if quantity == "dollars" and run.reused_from:
         return None
     found: float | None = getattr(run, quantity)

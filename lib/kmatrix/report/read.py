@@ -90,8 +90,7 @@ def read_run(source: Source) -> Run:
             recordings = recordings_of(folder, cpu=device == CPU)
             metrics = read_metrics(folder, recordings.recordings)
             totals = TrainingTotals(
-                **{name: _known(used, metrics, name) for name in ("tokens", "seconds", "mfu")},
-                **spent,
+                **{name: _known(used, metrics, name) for name in ("tokens", "seconds")},
                 device=device,
                 reused=bool(run.reused_from),
                 running=state.status is Status.RUNNING,
@@ -136,7 +135,7 @@ def read_run(source: Source) -> Run:
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in ("", "none") else None,
         **spent,
-        joules_per_token=None if gpu is None or gpu.simulated else (gpu.training or gpu.totals).joules_per_token,
+        joules_per_token=None if gpu is None or gpu.simulated else gpu.main.joules_per_token,
         reused_from=run.reused_from or None,
         code=last.code or None if last else None,
         adjusted=tuple(f"{change.name} {change.asked} -> {change.used}: {change.why}" for change in used.adjusted),

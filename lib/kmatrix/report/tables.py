@@ -236,11 +236,9 @@ def devices(results: Results) -> Table:
     for run in results.runs:
         if run.gpu is None or not run.gpu.gpus:
             continue
-        gpu, totals = run.gpu, run.gpu.totals
-        main = gpu.training or totals
-        balance = gpu.training.balance if gpu.training else gpu.balance
-        heat = [device.temperature.max for device in gpu.gpus if device.temperature]
-        peak, capacity = totals.memory_used_max, totals.capacity
+        gpu, main = run.gpu, run.gpu.main
+        heat = [device.whole["temperature"].max for device in gpu.gpus if "temperature" in device.whole]
+        peak, capacity = gpu.memory_used_max, gpu.memory_total if gpu.unit == "GPU" else None
         rows.append({
             "run": run.name,
             "devices": plural(len(gpu.gpus), gpu.unit) + (" (simulated)" if gpu.simulated else ""),
@@ -249,9 +247,9 @@ def devices(results: Results) -> Table:
             "of capacity": f"{100 * peak / capacity:.0f}%" if capacity and peak is not None else UNKNOWN,
             "utilization": UNKNOWN if main.utilization is None else f"{main.utilization:.1f}%",
             "W": fixed(main.mean_power),
-            "energy": joules(totals.joules),
+            "energy": joules(gpu.whole.joules),
             "max °C": fixed(max(heat, default=None), 0),
-            "CV of memory / power": " / ".join(map(_balance, (balance.memory, balance.power))),
+            "CV of memory / power": " / ".join(map(_balance, map(main.balance.get, ("memory_used", "power")))),
         })  # fmt: skip
     return table_of(rows, ("devices", "CV of memory / power"))
 

@@ -138,7 +138,7 @@ def original(run: Run) -> dict[str, Any]:
     Unknown values are None. An unfinished run has no final loss.
     """
     gpu = run.gpu or Gpu()
-    main, whole = gpu.training or gpu.totals, gpu.totals
+    main, whole = gpu.main, gpu.whole
     numbers = {
         "final_val_loss": run.final_val_loss if run.counts else None,
         "final_perplexity": run.perplexity if run.counts else None,
@@ -149,7 +149,7 @@ def original(run: Run) -> dict[str, Any]:
         "joules_per_token_run": whole.joules_per_token,
         "gpu_memory_mean": main.memory_used_mean,
         "gpu_memory_mean_run": whole.memory_used_mean,
-        "gpu_memory_max": whole.memory_used_max,
+        "gpu_memory_max": gpu.memory_used_max,
         "gpu_simulated": run.gpu.simulated if run.gpu else None,
         "test_id": run.name,
         "elapsed_time": run.seconds,
@@ -168,7 +168,7 @@ def results_csv(results: Results) -> str:
     titles = ("run", *(f"axis {label}" for label in axes), *fields, "joules", "simulated")
     writer.writerow([_cell(title) for title in titles])
     for run in results.runs:
-        energy = (None, None) if run.gpu is None else (run.gpu.totals.joules, run.gpu.simulated)
+        energy = (None, None) if run.gpu is None else (run.gpu.whole.joules, run.gpu.simulated)
         values = [run.name, *(run.axes.get(label, "") for label in axes), *(getattr(run, name) for name in fields)]
         writer.writerow([_cell(value) for value in (*values, *energy)])
     return file.getvalue()

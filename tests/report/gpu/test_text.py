@@ -87,7 +87,11 @@ def foreign_folder(root):
 def test_a_folder_of_the_original_project_is_read(tmp_path):
     finished, failed = read_folder(foreign_folder(tmp_path)).runs
     assert (finished.optimizer, finished.status, len(finished.gpu.gpus)) == ("adamwprune", "finished", 4)
-    assert (failed.optimizer, failed.status, failed.gpu.balance.memory.quality) == ("adamw", "failed", "Fair")
+    assert (failed.optimizer, failed.status, failed.gpu.whole.balance["memory_used"].quality) == (
+        "adamw",
+        "failed",
+        "Fair",
+    )
 
 
 @pytest.mark.process

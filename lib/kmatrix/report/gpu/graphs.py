@@ -34,7 +34,7 @@ from kmatrix.report.figure import (
 )
 from kmatrix.report.gpu.folders import read_folder
 from kmatrix.report.gpu.recordings import recordings_of
-from kmatrix.report.gpu.results import Gpu, MeasuredDevice, RecordedRun
+from kmatrix.report.gpu.results import Device, Gpu, RecordedRun
 from kmatrix.report.gpu.spans import CHECKPOINT, ENDING, EVALUATION, SET_UP, Span
 from kmatrix.report.gpu.timeline import Lane, Timeline, banded, timeline_of
 from kmatrix.text import plural, shortened_names
@@ -119,7 +119,7 @@ def draw_folder(folder: Path, output: Path | None) -> tuple[list[Path], list[str
 
 def bars(name: str, known: Sequence[Recorded]) -> Figure | str:
     """Draw a row per run: the mean memory of all its devices, with a line to the peak and a mark at their capacity."""
-    every = [(run, gpu) for run, gpu in known if _main(gpu).memory_used_mean is not None]
+    every = [(run, gpu) for run, gpu in known if gpu.main.memory_used_mean is not None]
     if not every:
         return "no run recorded its memory"
     rows = every[:MOST_ROWS]
@@ -127,13 +127,13 @@ def bars(name: str, known: Sequence[Recorded]) -> Figure | str:
     colours = colours_of(run.optimizer for run, _ in rows)
     labels = []
     for y, (run, gpu) in enumerate(rows):
-        mean, peak, capacity = (_main(gpu).memory_used_mean, gpu.totals.memory_used_max, gpu.totals.capacity)
+        mean, peak, capacity = (gpu.main.memory_used_mean, gpu.memory_used_max, gpu.memory_total)
         axes.barh(y, _gib(mean), height=0.6, color=colours[run.optimizer])
         labels.append(f"{_gib(mean):,.2f} GiB on {plural(len(gpu.gpus), gpu.unit)}")
         if peak is not None:
             axes.plot([_gib(mean), _gib(peak)], [y, y], color=DARK, linewidth=1.2, marker="|")
             labels[-1] += f", peak {_gib(peak):,.2f}"
-        if capacity is not None:
+        if capacity is not None and gpu.unit == "GPU":
             _draw_capacity(axes, y, capacity)
             labels[-1] += f" of {_gib(capacity):,.2f}"
     _name_runs(axes, rows, labels)
@@ -153,7 +153,7 @@ def grid(devices: int) -> tuple[int, int]:
 
 def per_gpu(name: str, known: Sequence[Recorded]) -> Figure | str:
     """Draw a panel per device with a row per run: mean memory, standard deviation, peak and capacity."""
-    every = [(run, gpu) for run, gpu in known if any(one.memory_used for one in gpu.gpus)]
+    every = [(run, gpu) for run, gpu in known if any("memory_used" in one.whole for one in gpu.gpus)]
     if not any(len(gpu.gpus) > 1 for _, gpu in every):
         return f"no run was recorded on at least two {known[0][1].unit}s"
     rows = every[:MOST_ROWS]
@@ -172,12 +172,12 @@ def per_gpu(name: str, known: Sequence[Recorded]) -> Figure | str:
     for device, axes in zip(names, panels, strict=False):
         axes.set_title(device, fontsize=11)
         for y, (run, gpu) in enumerate(rows):
-            if (at := named[y].get(device)) is None or (memory := _devices(gpu)[at].memory_used) is None:
+            if (at := named[y].get(device)) is None or (memory := gpu.gpus[at].main.get("memory_used")) is None:
                 continue
             colour = colours[run.optimizer]
             axes.barh(y, _gib(memory.mean), height=0.6, xerr=_gib(memory.deviation), color=colour)
-            axes.plot(_gib((gpu.gpus[at].memory_used or memory).max), y, ".", color=DARK, markersize=5)
-            if (capacity := gpu.gpus[at].capacity) is not None:
+            axes.plot(_gib(gpu.gpus[at].whole["memory_used"].max), y, ".", color=DARK, markersize=5)
+            if (capacity := gpu.gpus[at].memory_total) is not None and gpu.unit == "GPU":
                 _draw_capacity(axes, y, capacity)
     for axes in panels[:: shape[1]]:
         _name_runs(axes, rows)
@@ -192,7 +192,7 @@ def per_gpu(name: str, known: Sequence[Recorded]) -> Figure | str:
 
 def balance(name: str, known: Sequence[Recorded]) -> Figure | str:
     """Draw a row per run: the memory of each device relative to their mean, and the CVs with their classes."""
-    every = [(run, gpu) for run, gpu in known if _balances(gpu)[0]]
+    every = [(run, gpu) for run, gpu in known if "memory_used" in gpu.main.balance]
     if not every:
         return "no run recorded the memory of at least two devices"
     rows = every[:MOST_ROWS]
@@ -201,7 +201,7 @@ def balance(name: str, known: Sequence[Recorded]) -> Figure | str:
     colours = colours_of(run.optimizer for run, _ in rows)
     labels, reach = [], 1.0  # %: equal devices are not drawn far apart
     for y, (run, gpu) in enumerate(rows):
-        used = sorted((one.memory_used.mean, one.label) for one in _devices(gpu) if one.memory_used)
+        used = sorted((mean, one.label) for one in gpu.gpus if (mean := one.mean("memory_used")) is not None)
         centre = sum(mean for mean, _ in used) / len(used)
         shares = [100 * (mean / centre - 1) for mean, _ in used]
         reach = max(reach, 1.1 * max(map(abs, shares)))
@@ -212,24 +212,19 @@ def balance(name: str, known: Sequence[Recorded]) -> Figure | str:
     _name_runs(panels[0], rows, labels)
     panels[0].set_xlim(-reach, reach)
     panels[0].set_xlabel("memory of each device,\ndifference from their mean (%)", fontsize=9.5)
-    for place, (axes, title) in enumerate(zip(panels[1:], ("memory", "utilization", "power"), strict=True)):
-        found = [_balances(gpu)[place] for _, gpu in rows]
+    for axes, quantity in zip(panels[1:], ("memory_used", "utilization", "power"), strict=True):
+        found = [gpu.main.balance.get(quantity) for _, gpu in rows]
         for y, one in enumerate(found):
             axes.barh(y, one.cv if one else 0.0, height=0.5, color=colours[rows[y][0].optimizer], edgecolor=DARK)
             text = f"{cv_text(one.cv)} {one.quality}" if one else "unknown"
             beside(axes, text, (one.cv if one else 0.0, y))
         axes.set_xlim(0, max(8.0, 2.5 * max((one.cv for one in found if one), default=0.0)))  # with room for the texts
-        axes.set_xlabel(f"CV of {title} (%),\npopulation deviation / mean", fontsize=9.5)
+        axes.set_xlabel(f"CV of {METRICS[quantity][0]} (%),\npopulation deviation / mean", fontsize=9.5)
         axes.locator_params(axis="x", nbins=4)
     return figure
 
 
-def _balances(gpu: Gpu) -> tuple[Any, Any, Any]:
-    found = gpu.training.balance if gpu.training else gpu.balance
-    return found.memory, found.utilization, found.power
-
-
-def _device_name(device: MeasuredDevice, *, by_rank: bool) -> str:
+def _device_name(device: Device, *, by_rank: bool) -> str:
     return f"rank {device.rank}" if by_rank and device.rank is not None else device.label.partition(" on ")[0]
 
 
@@ -320,15 +315,6 @@ def legend(
 
 
 # ---- what they share ---------------------------------------------------------------------------------------------
-
-
-def _main(gpu: Gpu) -> Any:
-    """Return the period that pictures show: the training, or the whole recording if that is unknown."""
-    return gpu.training or gpu.totals
-
-
-def _devices(gpu: Gpu) -> Sequence[MeasuredDevice]:
-    return gpu.training.gpus if gpu.training else gpu.gpus
 
 
 def _draw_capacity(axes: Axes, row: int, capacity: float) -> None:

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,35 +18,16 @@ from kmatrix.gpu.balance import Balance, balance_of
 from kmatrix.gpu.formats.summary import SummaryFile
 from kmatrix.gpu.recorder.summary import NO_POWER, NO_RESPONSE
 from kmatrix.records.decode import decode_lines, decode_optional, replaced
-from kmatrix.records.events import EventLine
+from kmatrix.records.events import EventLine, PhaseLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, read_run_file_or_empty
 from kmatrix.report.gpu.energy import between, steps_of
-from kmatrix.report.gpu.facts import (
-    facts_of_entry,
-    former_xids,
-    is_computed,
-    is_xid_of,
-    problems_of,
-    reasons_of,
-    xids_of,
-)
+from kmatrix.report.gpu.facts import facts_of_entry, former_xids, is_computed, problems_of, reasons_of, xids_of
 from kmatrix.report.gpu.recordings import Recording, RunRecordings, earlier_text, recordings_of
-from kmatrix.report.gpu.results import (
-    Balances,
-    Device,
-    Factors,
-    Gpu,
-    MeasuredDevice,
-    Phase,
-    Statistics,
-    Totals,
-    Training,
-)
+from kmatrix.report.gpu.results import Device, Gpu, Period, Statistics
 from kmatrix.report.gpu.samples import CPU, MEASURED, QUANTITIES, Array, Samples, label_of, unit_of
 from kmatrix.report.gpu.spans import (
     ENDING,
-    PHASES,
     SET_UP,
     TRAINING,
     Interval,
@@ -75,10 +55,6 @@ class TrainingTotals:
     tokens: int | None = None
     seconds: float | None = None  # of its training
     device: str = ""  # "gpu", "cpu" or ""
-    mfu: float | None = None  # 0 to 1
-    wall_s: float | None = None  # s, of all attempts in this matrix; None: a recording without a run
-    gpu_hours: float | None = None
-    dollars: float | None = None
     reused: bool = False  # from another matrix
     running: bool = False  # its last attempt has not ended
     last_times: Mapping[int, float] | None = None  # attempt -> Unix s of its last training line; None: read them
@@ -92,13 +68,13 @@ class _Part:
     steps: Array  # (samples - 1, devices), J
     spans: Mapping[str, Sequence[Interval]]  # WHOLE, TRAINING or another phase -> its time, s since the first sample
 
-    def spent(self, phase: str) -> Phase:
+    def spent(self, phase: str) -> tuple[float, float | None]:
         """Return the sampled time (s), without gaps, and the energy (J) of all devices in a phase."""
         begins, ends = np.array(self.spans.get(phase, ()), dtype=float).reshape(-1, 2).T
         widths = np.diff(self.samples.time)[:, None]
         sampled = np.where(widths <= self.samples.gap_s, widths, 0.0)
         seconds, joules = (between(self.samples.time, each, begins, ends).sum() for each in (sampled, self.steps))
-        return Phase(seconds=float(seconds), joules=_known(joules))
+        return float(seconds), _known(joules)
 
     def trained(self) -> Mask:
         """Return which samples are of the training (samples,)."""
@@ -114,10 +90,10 @@ class _Node:
 
     last: Recording
     devices: tuple[Device, ...]
-    trained: tuple[MeasuredDevice, ...]  # over the training
     samples: int
     peak: float | None  # MiB
-    spent: Mapping[str, Phase]  # WHOLE, TRAINING or another phase; those that are unknown are missing
+    spent: Mapping[str, tuple[float, float | None]]  # WHOLE, TRAINING -> sampled s, J; those unknown are missing
+    phases: Mapping[str, float]  # phase without training, TRAINING -> s by the log of phases
     has_earlier: bool
     notes: Sequence[str]
 
@@ -135,7 +111,7 @@ def gpu_of(run_dir: RunDir, totals: TrainingTotals, found: RunRecordings | None 
     if ranks is None and not notes:
         return None
     is_cpu = totals.device == CPU
-    return Gpu(device_type=CPU if is_cpu else None, ranks=ranks, notes=notes, unit=unit_of(is_cpu))
+    return Gpu(device_type=CPU if is_cpu else None, ranks=ranks, notes=notes)
 
 
 # ---- one node ----------------------------------------------------------------------------------------------------
@@ -153,19 +129,32 @@ def _node(found: RunRecordings, node: int, totals: TrainingTotals) -> _Node | No
     current = [part for one, part in zip(mine, parts, strict=True) if one not in others]
     summary = decode_optional(folder.gpu_summary, SummaryFile) or SummaryFile()
     events = decode_lines(folder.gpu_events, EventLine)
-    devices, trained, lost = _devices(last, current, summary, events)
-    spent, missing = _spent(parts, attempts)
+    has_time = any(part.samples.usual_s for part in parts)
+    spent = {}
+    for phase in (*([WHOLE] if has_time else []), *([TRAINING] if attempts else [])):
+        each = [part.spent(phase) for part in parts]
+        spent[phase] = math.fsum(seconds for seconds, _ in each), complete_sum([joules for _, joules in each])
+    devices, lost = _devices(last, current, summary, events)
+    if not any(one.training and ("memory_used" in one.training or "utilization" in one.training) for one in devices):
+        spent.pop(TRAINING, None)
+    took = Counter[str]()
+    for attempt in attempts:
+        for phase, seconds in attempt.seconds().items():
+            took[phase] += seconds  # type: ignore[assignment]
+    for line in decode_lines(folder.phases, PhaseLine):
+        if line.phase == ENDING:
+            took[ENDING] += line.duration_s  # type: ignore[assignment]
     notes = [note for one in mine for note in one.samples.notes]
     notes += [f"{earlier_text(one)}: {EARLIER}" for one in others]
     notes += [*(text for text in summary.warnings if not is_computed(text)), *lost]
-    notes += [*_gap_note(parts), *missing, *former_xids(events, devices)]
+    notes += [*_gap_note(parts), *former_xids(events, devices)]
     return _Node(
         last=last,
         devices=devices,
-        trained=trained,
         samples=sum(len(part.samples) for part in parts),
         peak=max((peak for one in mine if (peak := _peak(one.samples)) is not None), default=None),
         spent=spent,
+        phases={phase: seconds for phase, seconds in took.items() if seconds},
         has_earlier=bool(others),
         notes=list(dict.fromkeys(notes)),
     )
@@ -181,40 +170,22 @@ def _part(samples: Samples, attempts: Sequence[Trained], *, running: bool) -> _P
         spans = spans_of(samples, attempts, running=running)
         # Up to the last sample, which is the begin of nothing.
         intervals[TRAINING] = training_of(spans, float(samples.time[-1]))
-        for phase in PHASES:
+        for phase in (SET_UP, ENDING):
             intervals[phase] = [(one.begin, one.end) for one in spans if one.phase == phase]
     return _Part(samples=samples, steps=steps_of(samples), spans=intervals)
 
 
-def _spent(parts: Sequence[_Part], attempts: Sequence[Trained]) -> tuple[dict[str, Phase], list[str]]:
-    """Return the time and energy of each phase that is known, and a note about those of unknown energy."""
-    took = Counter[str]()  # phase -> s
-    for attempt in attempts:
-        for phase, seconds in attempt.seconds().items():
-            took[phase] += seconds  # type: ignore[assignment]
-    found, missing = {}, []
-    has_time = any(part.samples.usual_s for part in parts)
-    for phase in (*([WHOLE] if has_time else []), *((TRAINING, *PHASES) if attempts else ())):
-        each = [part.spent(phase) for part in parts]
-        seconds, joules = math.fsum(one.seconds for one in each), complete_sum([one.joules for one in each])
-        if seconds < MIN_COVERAGE * took[phase]:
-            joules = None
-            missing.append(f"{duration(seconds)} of {duration(took[phase])} of {phase}")
-        found[phase] = Phase(seconds=seconds, joules=joules)
-    return found, [f"energy unknown: recorded were {', '.join(missing)}"] if missing else []
-
-
 def _devices(
     one: Recording, parts: Sequence[_Part], summary: SummaryFile, events: Sequence[EventLine]
-) -> tuple[tuple[Device, ...], tuple[MeasuredDevice, ...], list[str]]:
-    """Return the devices of a recording over all recordings of them, and over the training; notes about lost ones.
+) -> tuple[tuple[Device, ...], list[str]]:
+    """Return the devices of a recording over all recordings of them, and notes about lost ones.
 
     one: the last recording. parts: of these devices.
     """
     last = one.samples
     count, is_cpu = len(last.devices), last.device_type == CPU
-    whole: list[dict[str, Any]] = [{} for _ in range(count)]
-    trained: list[dict[str, Any]] = [{} for _ in range(count)]
+    whole: list[dict[str, Statistics]] = [{} for _ in range(count)]
+    trained: list[dict[str, Statistics]] = [{} for _ in range(count)]
     known = [np.zeros((len(part.samples), count), dtype=bool) for part in parts]
     masks = [part.trained() for part in parts]
     for quantity in MEASURED:
@@ -223,12 +194,12 @@ def _devices(
         if quantity in QUANTITIES:
             rest = [column[mask] for column, mask in zip(columns, masks, strict=True)]
             for at in range(count):
-                whole[at][quantity] = _statistics([column[:, at] for column in columns])
-                trained[at][quantity] = _statistics([column[:, at] for column in rest])
+                for of, each in ((whole, columns), (trained, rest)):
+                    if found := _statistics([column[:, at] for column in each]):
+                        of[at][quantity] = found
     entries = {(gpu.gpu_index, gpu.uuid or ""): gpu for gpu in summary.gpus}
     has_time = any(part.samples.usual_s for part in parts)
-    found: list[Device] = []
-    over_training: list[MeasuredDevice] = []
+    devices: list[Device] = []
     notes: list[str] = []
     for at, facts in enumerate(last.devices):
         label = label_of(facts, one.host, is_cpu=is_cpu)
@@ -242,32 +213,28 @@ def _devices(
             unknown = "its energy and mean power are" if joules is None else "its mean power is"
             notes.append(f"{label} {NO_RESPONSE} {lost_s:.1f} s: {unknown} unknown, its other means are of the rest")
         if lost_s or lost_at is not None:
-            whole[at]["power"] = trained[at]["power"] = None
-        elif has_time and joules is None and whole[at]["power"] and may_be_lost:
+            whole[at].pop("power", None)
+            trained[at].pop("power", None)
+        elif has_time and joules is None and "power" in whole[at] and may_be_lost:
             notes.append(f"{label} {NO_POWER} {last.gap_s:g} s: its energy is unknown")
-        identity: dict[str, Any] = {
-            "label": label,
-            "gpu_index": facts.index,
-            "uuid": facts.uuid or None,
-            "rank": facts.rank,
-            "host": one.host or None,
-        }
         device = Device(
-            **identity,
+            label=label,
+            gpu_index=facts.index,
             gpu_name=facts.name,
-            samples=sum(int(np.count_nonzero(is_known[:, at])) for is_known in known),
+            uuid=facts.uuid or None,
+            rank=facts.rank,
+            host=one.host or None,
+            memory_total=facts.memory_total,
+            whole=whole[at],
+            training=trained[at] if all(TRAINING in part.spans for part in parts) else None,
+            joules=joules,
             lost_at=lost_at,
             lost_s=lost_s,
-            memory_total=facts.memory_total,
-            capacity=None if is_cpu else facts.memory_total,
-            joules=joules,
-            xids=xids_of(event for event in events if is_xid_of(event, facts.index, facts.uuid)),
+            xids=xids_of(events, facts.index, facts.uuid),
             **facts_of_entry(entry),
-            **whole[at],
         )
-        found.append(device)
-        over_training.append(MeasuredDevice(**identity, **trained[at]))
-    return tuple(found), tuple(over_training), notes
+        devices.append(device)
+    return tuple(devices), notes
 
 
 def _statistics(values: Sequence[Array]) -> Statistics | None:
@@ -327,96 +294,81 @@ def _combined(found: RunRecordings, totals: TrainingTotals, ranks: Ranks | None)
     notes = [*found.notes, *([f"nothing recorded on {', '.join(silent)}"] if silent else [])]
     for node, one in nodes.items():
         notes += [f"{found.hosts[node]}: {note}" if several else note for note in one.notes] if one else []
-    devices = tuple(device for one in known for device in one.devices)
-    trained = tuple(device for one in known for device in one.trained)
     is_cpu = last.device_type == CPU
+    has_training = all(TRAINING in one.spent for one in known)
+    devices = tuple(
+        device if has_training else replaced(device, training=None) for one in known for device in one.devices
+    )
     doubt = next((one.last.samples.doubt for one in known if one.last.samples.doubt), "")
     has_earlier = any(one.has_earlier for one in known)
 
-    def period(phase: str, devices: Sequence[MeasuredDevice], tokens: int | None) -> dict[str, Any]:
-        """Return the fields of a `Period`: a sum is unknown if a node recorded nothing."""
-        each = [one.spent.get(phase) for one in known]
-        seconds = min((one.seconds for one in each if one), default=None)
-        joules = complete_sum([one.joules if one else None for one in each]) if not silent else None
-        per_token = joules / tokens if joules is not None and tokens else None
-        memory, power = ([_mean(device, name) for device in devices] for name in ("memory_used", "power"))
-        used = [mean for device in devices if (mean := _mean(device, "utilization")) is not None]
-        mean_power = complete_sum(power)
-        if has_earlier and mean_power is not None:  # attempts on other devices
-            mean_power = joules / seconds if joules is not None and seconds else None
-        return {
-            "seconds": seconds,
-            "joules": joules,
-            "joules_per_token": per_token,
-            "tokens_per_joule": 1 / per_token if per_token else None,
-            "mean_power": mean_power,
-            "utilization": math.fsum(used) / len(used) if used else None,
-            "memory_used_mean": complete_sum(memory) if not silent else None,
-        }
+    def period(phase: str, wanted: float | None) -> Period:
+        """Return the numbers of all devices: a sum is unknown if a node recorded nothing. wanted: s of the run."""
+        of = [device.whole if phase == WHOLE else device.training or {} for device in devices]
+        each = [one.spent.get(phase, (None, None)) for one in known]
+        seconds = min((seconds for seconds, _ in each if seconds is not None), default=None)
+        joules = complete_sum([joules for _, joules in each]) if not silent else None
+        per_token = joules / totals.tokens if joules is not None and totals.tokens else None
+        if per_token is not None and wanted and seconds is not None and seconds < MIN_COVERAGE * wanted:
+            per_token = None
+            notes.append(f"J/token of the {phase} unknown: {duration(seconds)} of {duration(wanted)} were recorded")
+        power = complete_sum(_means(of, "power"))
+        if has_earlier and power is not None:  # attempts on other devices
+            power = joules / seconds if joules is not None and seconds else None
+        used = [mean for mean in _means(of, "utilization") if mean is not None]
+        balance, why = _balances(of, doubt, unit_of(is_cpu))
+        return Period(
+            seconds=seconds,
+            memory_used_mean=complete_sum(_means(of, "memory_used")) if not silent else None,
+            mean_power=power,
+            utilization=math.fsum(used) / len(used) if used else None,
+            joules=joules,
+            joules_per_token=per_token,
+            balance=balance,
+            no_balance=why,
+        )
 
-    whole = period(WHOLE, devices, totals.tokens)
-    if whole["joules_per_token"] and totals.seconds and whole["seconds"] < MIN_COVERAGE * totals.seconds:
-        recorded = f"{duration(whole['seconds'])} of {duration(totals.seconds)} of the run were recorded"
-        notes.append(f"J/token unknown: {recorded}")
-        whole = period(WHOLE, devices, None)
-    balance = _balances(devices, doubt, is_cpu=is_cpu)
-    training = None
-    if all(TRAINING in one.spent and any(d.memory_used or d.utilization for d in one.trained) for one in known):
-        over = period(TRAINING, trained, totals.tokens)
-        training = Training(**over, balance=_balances(trained, doubt, is_cpu=is_cpu), gpus=trained)
-    factors = _factors(read_run_file_or_empty(found.folders[0]))
+    training = period(TRAINING, first.phases.get(TRAINING)) if has_training else None
+    whole = period(WHOLE, totals.seconds)
     sizes = {device.host: device.memory_total for device in devices} if is_cpu else {}  # ranks share that of their host
-    cost = _cost(whole["joules"], whole["seconds"], len(devices), totals, factors, is_cpu=is_cpu)
+    run = read_run_file_or_empty(found.folders[0])
+    paid = None if totals.reused else whole.joules  # a reused run costs nothing in its new matrix
     return Gpu(
         evidence=first.last.evidence,
         device_type=last.device_type or None,
-        unit=unit_of(is_cpu),
-        names="" if is_cpu else ", ".join(dict.fromkeys(device.gpu_name for device in devices)),
         simulated=last.simulated,
         samples=sum(one.samples for one in known),
-        hz_reached=1 / last.usual_s if last.usual_s else None,
-        energy_source=last.energy_source if whole["joules"] is not None else None,
+        energy_source=last.energy_source if whole.joules is not None else None,
         gpus=devices,
-        totals=Totals(
-            **whole,
-            **cost,
-            memory_used_max=None if several else first.peak,
-            memory_total=complete_sum([*sizes.values()] or [device.memory_total for device in devices]),
-            capacity=complete_sum([device.capacity for device in devices]),
-            mfu=totals.mfu,
-        ),
-        balance=balance,
+        whole=whole,
         training=training,
-        phases={
-            phase: Phase(seconds=first.spent[phase].seconds, joules=period(phase, (), None)["joules"])
-            for phase in PHASES
-            if all(phase in one.spent for one in known) and first.spent[phase].seconds > 0
-        },
-        factors=factors,
-        reused=totals.reused,
+        memory_used_max=None if several else first.peak,
+        memory_total=complete_sum([*sizes.values()] or [device.memory_total for device in devices]),
+        energy_cost=_per_kwh(run, "ENERGY_PRICE", paid),
+        co2_g=_per_kwh(run, "CO2_FACTOR", paid),
+        phases={phase: seconds for phase, seconds in first.phases.items() if phase != TRAINING},
         has_earlier=has_earlier,
-        ranks=ranks and _marked(ranks, (training.balance if training else balance).memory),
+        ranks=ranks and _marked(ranks, (training or whole).balance.get("memory_used")),
         problems=tuple(problem for device in devices for problem in problems_of(device)),
         notes=tuple(notes),
     )
 
 
-def _mean(device: MeasuredDevice, quantity: str) -> float | None:
-    known: Statistics | None = getattr(device, quantity)
-    return known.mean if known else None
+def _means(devices: Sequence[Mapping[str, Statistics]], quantity: str) -> list[float | None]:
+    return [one[quantity].mean if quantity in one else None for one in devices]
 
 
-def _balances(devices: Sequence[MeasuredDevice], doubt: str, *, is_cpu: bool) -> Balances:
-    """Return how evenly devices are used. doubt: why they cannot be compared."""
+def _balances(devices: Sequence[Mapping[str, Statistics]], doubt: str, unit: str) -> tuple[dict[str, Balance], str]:
+    """Return how evenly devices are used, and why that is unknown of memory. doubt: why they cannot be compared."""
     if doubt or len(devices) < 2:
-        return Balances(unknown=doubt or f"one {unit_of(is_cpu)}")
-    found: list[Balance | None] = []
+        return {}, doubt or f"one {unit}"
+    found = {}
     for quantity in ("memory_used", "utilization", "power"):
-        means = [mean for device in devices if (mean := _mean(device, quantity)) is not None]
-        found.append(balance_of(means) if len(means) == len(devices) and any(means) else None)
-    is_known = all(device.memory_used for device in devices)
-    reason = "" if found[0] else "nothing used" if is_known else "unknown for a device"
-    return Balances(memory=found[0], utilization=found[1], power=found[2], unknown=reason)
+        means = [mean for mean in _means(devices, quantity) if mean is not None]
+        if len(means) == len(devices) and any(means) and (balance := balance_of(means)):
+            found[quantity] = balance
+    is_known = all("memory_used" in one for one in devices)
+    return found, "" if "memory_used" in found else "nothing used" if is_known else "unknown for a device"
 
 
 def _marked(ranks: Ranks, memory: Balance | None) -> Ranks:
@@ -429,44 +381,10 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-# ---- cost --------------------------------------------------------------------------------------------------------
-
-
-def _factors(run: RunFile) -> Factors:
-    """Return the prices and emissions in a run.json."""
-    return Factors(
-        energy_price=_number(run.symbols.get("ENERGY_PRICE")),
-        co2=_number(run.symbols.get("CO2_FACTOR")),
-        gpu_hour_price=run.train.gpu_hour_price,
-        machine_hour_price=run.train.machine_hour_price,
-    )
-
-
-def _number(text: str | None) -> float | None:
-    """Return a factor; an empty string means "not set"."""
+def _per_kwh(run: RunFile, symbol: str, joules: float | None) -> float | None:
+    """Return energy x a factor per kWh in a run.json; None if one of them is unknown."""
     try:
-        return None if text is None else float(text.strip().strip('"'))
+        factor = float(run.symbols.get(symbol, "").strip('"'))
     except ValueError:
         return None
-
-
-def _cost(
-    joules: float | None, seconds: float | None, devices: int, totals: TrainingTotals, factors: Factors, *, is_cpu: bool
-) -> dict[str, float | None]:
-    """Return the cost of energy (J) and time. A reused run has no cost of energy in its new matrix."""
-    kwh = None if joules is None else joules / JOULES_PER_KWH
-    hours = totals.gpu_hours
-    if totals.wall_s is None and seconds is not None and not is_cpu:
-        hours = seconds * devices / 3600  # without a run: from start to end of the recording
-    return {
-        "kwh": kwh,
-        "energy_cost": None if totals.reused else _product(kwh, factors.energy_price),
-        "co2_g": _product(kwh, factors.co2),
-        "gpu_hours": hours,
-        "gpu_cost": totals.dollars if hours is not None else None,
-        "machine_cost": totals.dollars if hours is None else None,
-    }
-
-
-def _product(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one * other
+    return None if joules is None else joules / JOULES_PER_KWH * factor

@@ -15,64 +15,49 @@ class Statistics(Record, frozen=True, kw_only=True):
     """One quantity of one device over a period, in its own unit."""
 
     mean: Annotated[float, Meta(description="arithmetic mean of the samples")]
-    deviation: Annotated[float | None, Meta(description="population standard deviation")] = None
+    deviation: Annotated[float, Meta(description="population standard deviation")]
     min: Annotated[float, Meta(description="lowest sample")]
     max: Annotated[float, Meta(description="highest sample")]
-    count: Annotated[int, Meta(description="samples with a value")] = 0
+    count: Annotated[int, Meta(description="samples with a value")]
 
 
-class Xid(Record, frozen=True, kw_only=True):
-    """The XID errors of one code that a GPU reported."""
+class Device(Record, frozen=True, kw_only=True):
+    """One GPU of the last attempt of a run, or one rank on the CPU.
 
-    code: Annotated[int, Meta(description="code of the NVIDIA driver")]
-    count: Annotated[int, Meta(description="number of errors")]
-    first: Annotated[float, Meta(description="time of the first one, Unix s")]
-    last: Annotated[float, Meta(description="time of the last one, Unix s")]
-
-
-class MeasuredDevice(Record, frozen=True, kw_only=True):
-    """One GPU of a run, or one rank on the CPU, over a period."""
+    Its quantities are memory_used (MiB; of a rank, its RSS), utilization (time with a kernel, %; of a rank, % of a
+    core), power (W), temperature (degrees Celsius) and sm_clock (MHz); one that was never known is missing.
+    """
 
     label: Annotated[str, Meta(description="GPU 2, rank 0; over several nodes with the host: GPU 2 on n1")]
     gpu_index: Annotated[int, Meta(description="index of the driver; on the CPU, the rank")]
-    uuid: Annotated[str | None, Meta(description="UUID of the GPU")] = None
-    rank: Annotated[int | None, Meta(description="rank of the run that uses the device")] = None
-    host: Annotated[str | None, Meta(description="its machine, of a run over several nodes")] = None
-    memory_used: Annotated[Statistics | None, Meta(description="memory in use, MiB; of a rank, its RSS")] = None
-    utilization: Annotated[Statistics | None, Meta(description="time with a kernel, %; of a rank, % of a core")] = None
-    power: Annotated[Statistics | None, Meta(description="power, W; null if it did not respond for some time")] = None
-    temperature: Annotated[Statistics | None, Meta(description="temperature, degrees Celsius")] = None
-    sm_clock: Annotated[Statistics | None, Meta(description="clock of the SMs, MHz")] = None
-
-
-class Device(MeasuredDevice, frozen=True, kw_only=True):
-    """One device over the whole recording of the last attempt."""
-
-    gpu_name: Annotated[str, Meta(description="product name")] = ""
-    samples: Annotated[int, Meta(description="samples with any value")] = 0
+    gpu_name: Annotated[str, Meta(description="product name")]
+    uuid: Annotated[str | None, Meta(description="UUID of the GPU")]
+    rank: Annotated[int | None, Meta(description="rank of the run that uses the device")]
+    host: Annotated[str | None, Meta(description="its machine, of a run over several nodes")]
+    memory_total: Annotated[float | None, Meta(description="memory of the GPU, MiB; of a rank, of its host")]
+    whole: Annotated[dict[str, Statistics], Meta(description="quantity -> over the whole recording")]
+    training: Annotated[dict[str, Statistics] | None, Meta(description="over the training alone; null: unknown")]
+    joules: Annotated[float | None, Meta(description="energy, J; null if a part of it is unknown")]
     lost_at: Annotated[float | None, Meta(description="since when it does not respond, Unix s")] = None
-    lost_s: Annotated[float, Meta(description="time without a response, s")] = 0.0
-    memory_total: Annotated[float | None, Meta(description="memory of the GPU, MiB; of a rank, of its host")] = None
-    capacity: Annotated[float | None, Meta(description="memory of the GPU, MiB; null for ranks, which share it")] = None
-    joules: Annotated[float | None, Meta(description="energy, J; null if a part of it is unknown")] = None
+    lost_s: Annotated[float, Meta(description="time without a response, s; its power is unknown")] = 0.0
     throttled_s: Annotated[dict[str, float], Meta(description="time with reduced clocks by reason, s")] = field(
         default_factory=dict
     )
     foreign: Annotated[tuple[str, ...], Meta(description="processes that do not belong to the run")] = ()
     ecc_uncorrected: Annotated[int, Meta(description="uncorrected memory errors")] = 0
-    xids: Annotated[tuple[Xid, ...], Meta(description="XID errors by code")] = ()
-    extras: Annotated[dict[str, float], Meta(description="means of further metrics of the driver")] = field(
+    xids: Annotated[dict[int, int], Meta(description="code of an XID error -> number of errors")] = field(
         default_factory=dict
     )
 
+    @property
+    def main(self) -> dict[str, Statistics]:
+        """The statistics of the training, of the whole recording if that is unknown."""
+        return self.whole if self.training is None else self.training
 
-class Balances(Record, frozen=True, kw_only=True):
-    """The balance of each quantity; null for one device, and if a device is unknown."""
-
-    memory: Annotated[Balance | None, Meta(description="of the memory in use")] = None
-    utilization: Annotated[Balance | None, Meta(description="of the utilization")] = None
-    power: Annotated[Balance | None, Meta(description="of the power")] = None
-    unknown: Annotated[str, Meta(description="why that of the memory is null")] = ""
+    def mean(self, quantity: str) -> float | None:
+        """Return a mean of `main`, None if it is unknown."""
+        known = self.main.get(quantity)
+        return known.mean if known else None
 
 
 class Period(Record, frozen=True, kw_only=True):
@@ -82,73 +67,49 @@ class Period(Record, frozen=True, kw_only=True):
     memory_used_mean: Annotated[float | None, Meta(description="memory of all devices, mean, MiB")] = None
     mean_power: Annotated[float | None, Meta(description="power of all devices, mean, W")] = None
     utilization: Annotated[float | None, Meta(description="mean over the devices that have one, %")] = None
-    joules: Annotated[float | None, Meta(description="energy of all devices, J")] = None
-    joules_per_token: Annotated[float | None, Meta(description="energy per trained token, J/token")] = None
-    tokens_per_joule: Annotated[float | None, Meta(description="its inverse, tokens/J")] = None
-
-
-class Training(Period, frozen=True, kw_only=True):
-    """A recording without set-up, evaluations, checkpoints, ending, and the time between attempts."""
-
-    balance: Annotated[Balances, Meta(description="balance of the means of the devices")]
-    gpus: Annotated[tuple[MeasuredDevice, ...], Meta(description="each device, as in gpus")]
-
-
-class Totals(Period, frozen=True, kw_only=True):
-    """The whole recording of a run, with all attempts in time and energy, and what it cost."""
-
-    memory_used_max: Annotated[float | None, Meta(description="highest sum over the devices of an attempt, MiB")] = None
-    memory_total: Annotated[float | None, Meta(description="memory of all GPUs, or of all hosts, MiB")] = None
-    capacity: Annotated[float | None, Meta(description="memory of all GPUs, MiB")] = None
-    mfu: Annotated[float | None, Meta(description="model FLOPs utilization of the training, 0 to 1")] = None
-    kwh: Annotated[float | None, Meta(description="energy, kWh")] = None
-    energy_cost: Annotated[float | None, Meta(description="of the energy, $")] = None
-    co2_g: Annotated[float | None, Meta(description="emissions of the energy, g")] = None
-    gpu_hours: Annotated[float | None, Meta(description="GPUs x hours of all attempts; null on the CPU")] = None
-    gpu_cost: Annotated[float | None, Meta(description="of the GPU-hours, $")] = None
-    machine_cost: Annotated[float | None, Meta(description="of the hours of a run on the CPU, $")] = None
-
-
-class Factors(Record, frozen=True, kw_only=True):
-    """Prices and emissions, as configured. null: not set."""
-
-    energy_price: Annotated[float | None, Meta(description="$/kWh")] = None
-    co2: Annotated[float | None, Meta(description="g/kWh")] = None
-    gpu_hour_price: Annotated[float | None, Meta(description="$/GPU-hour")] = None
-    machine_hour_price: Annotated[float | None, Meta(description="$/hour of a run on the CPU")] = None
-
-
-class Phase(Record, frozen=True, kw_only=True):
-    """All time of a run in one phase without training."""
-
-    seconds: Annotated[float, Meta(description="sampled time, s; over several nodes, that of the first one")]
-    joules: Annotated[float | None, Meta(description="energy of all devices, J; null if it is not known of 90 %")]
+    joules: Annotated[float | None, Meta(description="energy of all devices in the sampled time, J")] = None
+    joules_per_token: Annotated[float | None, Meta(description="J/token; null: less than 90 % was sampled")] = None
+    balance: Annotated[dict[str, Balance], Meta(description="of memory_used, utilization and power")] = field(
+        default_factory=dict
+    )
+    no_balance: Annotated[str, Meta(description="why that of the memory is missing")] = ""
 
 
 class Gpu(Record, frozen=True, kw_only=True):
-    """The devices of a run: over the whole recording, and over its training alone."""
+    """The devices of a run."""
 
     evidence: Annotated[str | None, Meta(description="file of the recording; null: nothing was recorded")] = None
     device_type: Annotated[str | None, Meta(description="nvidia or cpu; null: unknown")] = None
-    unit: Annotated[str, Meta(description="word for a device: GPU or rank")] = "GPU"
-    names: Annotated[str, Meta(description="product names of the devices")] = ""
     simulated: Annotated[bool, Meta(description="the GPUs were simulated: nothing was measured")] = False
     samples: Annotated[int, Meta(description="samples of all recordings")] = 0
-    hz_reached: Annotated[float | None, Meta(description="samples per second")] = None
     energy_source: Annotated[str | None, Meta(description="counter, or power (integrated)")] = None
     gpus: Annotated[tuple[Device, ...], Meta(description="each device of the last attempt")] = ()
-    totals: Annotated[Totals, Meta(description="all devices over the whole recording")] = Totals()
-    balance: Annotated[Balances, Meta(description="balance over the whole recording")] = Balances()
-    training: Annotated[Training | None, Meta(description="the training alone; null: unknown")] = None
-    phases: Annotated[dict[str, Phase], Meta(description="phase without training -> time and energy")] = field(
+    whole: Annotated[Period, Meta(description="the whole recording, with all attempts in time and energy")] = Period()
+    training: Annotated[
+        Period | None,
+        Meta(description="without set-up, evaluations, checkpoints, ending, time between attempts; null: unknown"),
+    ] = None
+    memory_used_max: Annotated[float | None, Meta(description="highest sum over the devices of an attempt, MiB")] = None
+    memory_total: Annotated[float | None, Meta(description="memory of all GPUs, or of all hosts, MiB")] = None
+    energy_cost: Annotated[float | None, Meta(description="of the energy at ENERGY_PRICE, $")] = None
+    co2_g: Annotated[float | None, Meta(description="emissions of the energy at CO2_FACTOR, g")] = None
+    phases: Annotated[dict[str, float], Meta(description="phase without training -> its time, s")] = field(
         default_factory=dict
     )
-    factors: Annotated[Factors, Meta(description="prices and emissions")] = Factors()
-    reused: Annotated[bool, Meta(description="recorded in another matrix: no cost in this one")] = False
     has_earlier: Annotated[bool, Meta(description="time and energy include attempts on other devices")] = False
     ranks: Annotated[Ranks | None, Meta(description="compute time of each rank; null: unknown")] = None
     problems: Annotated[tuple[str, ...], Meta(description="what impaired a device, one sentence each")] = ()
     notes: Annotated[tuple[str, ...], Meta(description="limits of these numbers, one sentence each")] = ()
+
+    @property
+    def main(self) -> Period:
+        """The training, the whole recording if that is unknown."""
+        return self.training or self.whole
+
+    @property
+    def unit(self) -> str:
+        """The word for a device."""
+        return "rank" if self.device_type == "cpu" else "GPU"
 
 
 class RecordedRun(Record, frozen=True, kw_only=True):
