@@ -249,7 +249,7 @@ def test_scaling_is_relative_to_the_smallest_number_of_gpus(tmp_path):
 
 def test_circumstances_that_limit_the_results_give_warnings(tmp_path):
     runs = [
-        FakeRun(optimizer="sgd", final_loss=11.5, stop_at=None, steps=10, eval_interval=100),
+        FakeRun(optimizer="sgd", steps=10),
         FakeRun(train={"warmup_steps": 26}),
         FakeRun(optimizer="muon", train={"warmup_steps": 25}),
     ]
@@ -258,7 +258,6 @@ def test_circumstances_that_limit_the_results_give_warnings(tmp_path):
     change = {"field": "batch_size", "from": 8, "to": 4, "why": "out of memory"}
     write_json(result, json.loads(result.read_text()) | {"adjusted": [change]})
     warnings = analyse(matrix).warnings
-    assert "the validation loss never fell below its initial value: gpt2_sgd_1cpu" in warnings
     assert any(text.startswith("warm-up") and "gpt2_adamw_1cpu" in text and "muon" not in text for text in warnings)
     assert any("different numbers of tokens" in text for text in warnings)
     assert "gpt2_muon_1cpu was trained with batch_size 8 -> 4: out of memory" in warnings
@@ -284,13 +283,13 @@ def test_an_unknown_target_is_refused_with_the_known_ones(tmp_path):
         find_matrix(tmp_path, "test_matrix_results_20261119")
 
 
-def test_a_run_ended_by_a_budget_is_counted_with_its_share_of_the_schedule(tmp_path):
+def test_a_run_ended_by_a_budget_is_counted_and_named(tmp_path):
     runs = [FakeRun(stop_at=40, ended_by="time"), FakeRun(optimizer="muon", ended_by="max_iters")]
     numbers = analyse(make_matrix(tmp_path, runs))
     assert [run.counts for run in numbers.runs] == [True, True]
     assert numbers.runs[0].ended_by == "time"
     (warning,) = [text for text in numbers.warnings if "learning rate schedule" in text]
-    assert warning.endswith(": gpt2_adamw_1cpu (time, 40 %)")
+    assert warning.endswith(": gpt2_adamw_1cpu")
 
 
 @pytest.mark.parametrize(("dollars", "spent"), [("1", True), ("0", False), ("1000000", False)])

@@ -1,4 +1,4 @@
-"""gallery.html: one page about several matrices, and the addresses of their runs at W&B."""
+"""gallery.html: one page about several matrices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ import re
 from dataclasses import replace
 from urllib.parse import unquote
 
-import pytest
-
 from html_reader import read_html, text_of
-from kmatrix.records.decode import replaced
-from kmatrix.records.matrix import Plan
 from kmatrix.report.analyse import analyse
-from kmatrix.report.facts import facts_of
 from kmatrix.report.page import write_gallery, write_page
 from kmatrix.report.write import write_summary
 from programs import main
@@ -89,32 +84,3 @@ def test_the_command_shows_all_matrices_of_a_folder(tmp_path, capsys):
     assert "no test_matrix_results_* directory is there" in capsys.readouterr().err
     assert main(["gallery", f"RESULTS_DIR={tmp_path / 'nowhere'}"]) == 2
     assert "it is not a folder" in capsys.readouterr().err
-
-
-def links_of(tmp_path, link: str):
-    results = analyse(make_matrix(tmp_path, [FakeRun()]))
-    runs = tuple(replaced(run, links={"wandb": link}) for run in results.runs)
-    return facts_of(Plan(name=results.name), runs).get("W&B")
-
-
-def test_runs_at_wandb_are_linked_as_the_group_of_the_matrix(tmp_path):
-    address = "https://wandb.ai/me/gpt2-1a2b3/groups/test_matrix_results_20261120_052300/workspace"
-    assert links_of(tmp_path, "https://wandb.ai/me/gpt2-1a2b3/runs/0123456789") == address
-
-
-@pytest.mark.parametrize(
-    "link",
-    [
-        "/results/wandb/offline-run-20260101_000000-x",
-        "javascript:alert(1)//me/x/runs/1",
-        "http://wandb.ai/me/x/runs/1",
-        "https://user:key@wandb.ai/me/x/runs/1",
-        'https://wandb.ai/me/"><script>/runs/1',
-        "https://wandb.ai/me/x\n/runs/1",
-        "https://[wandb.ai/me/x/runs/1",
-        "https://wandb.ai/runs/",
-        "https:///me/x/runs/1",
-    ],
-)
-def test_an_address_of_another_form_than_that_of_a_run_has_no_link(tmp_path, link):
-    assert links_of(tmp_path, link) is None

@@ -1,15 +1,10 @@
-"""Settings of each optimizer, and the warning if a tuned one is compared with an untuned one."""
+"""The settings in which configurations differ, and the warning if a tuned optimizer is compared with an untuned one."""
 
 from __future__ import annotations
 
 import json
 
-import kconfiglib as kc
-
-from kmatrix.kconfig.tree import Tree
-from kmatrix.records.paths import ROOT
 from kmatrix.report.analyse import analyse
-from kmatrix.report.settings import OPTIMIZER_FIELDS
 from kmatrix.report.write import summary
 from records_factory import FakeRun, make_matrix
 
@@ -26,19 +21,6 @@ def results_of(tmp_path, *runs):
     return analyse(make_matrix(tmp_path, runs))
 
 
-def setting_of(one, name):
-    return next(setting for setting in one.settings if setting.name == name)
-
-
-def test_a_setting_is_default_requested_or_swept(tmp_path):
-    numbers = results_of(tmp_path, run("adamw", 6e-4), run("muon", 0.02, LR), *swept_runs("lion"))
-
-    origins = {one.optimizer: setting_of(one, "learning_rate").origin for one in numbers.settings}
-    assert origins == {"adamw": "default", "muon": "asked for", "lion": "swept"}
-    assert setting_of(numbers.settings[-1], "learning_rate").values == (1e-4, 3e-4)
-    assert setting_of(numbers.settings[-1], "weight_decay").origin == "default"
-
-
 def swept_runs(optimizer):
     return [run(optimizer, rate, LR, axis=True) for rate in (1e-4, 3e-4)]
 
@@ -51,12 +33,9 @@ def test_a_swept_optimizer_next_to_one_that_was_not_gives_a_warning(tmp_path):
     )
 
 
-def test_settings_without_effect_are_omitted(tmp_path):
-    own = FakeRun(optimizer="signsgd", train={"signsgd_noise": 0.1, "sgd_momentum": None, "target_sparsity": 0.5})
-    (found,) = results_of(tmp_path, own).settings
-    names = [one.name for one in found.settings]
-    assert "signsgd_noise" in names
-    assert not {"sgd_momentum", "pruning", "target_sparsity"} & {*names}
+def test_a_learning_rate_that_was_set_for_one_optimizer_alone_gives_a_warning(tmp_path):
+    (warning,) = results_of(tmp_path, run("adamw", 6e-4), run("muon", 0.02, LR)).warnings
+    assert warning.startswith("learning_rate was set for muon but is the default for adamw: ")
 
 
 def test_the_settings_that_differ_name_the_value_of_each_configuration(tmp_path):
@@ -76,20 +55,3 @@ def test_the_sparsity_of_pruned_runs_is_in_the_summary(tmp_path):
     assert "sparsity" in summary(numbers)
     assert " 50.0% " in summary(numbers)
     assert "sparsity" not in summary(analyse(make_matrix(tmp_path / "other", [FakeRun()])))
-
-
-def test_every_setting_of_an_optimizer_or_of_pruning_is_listed():
-    tree = Tree.parse(srctree=ROOT)
-    inside = set()
-
-    def walk(node, within):
-        while node:
-            title = node.prompt[0] if node.item == kc.MENU else ""
-            relevant = within or title in ("Optimizer", "Pruning")
-            if relevant and isinstance(node.item, kc.Symbol) and node.item.name.startswith("GPT2_"):
-                inside.add(tree.axis_of(node.item.name).removeprefix("GPT2_").lower())
-            walk(node.list, relevant)
-            node = node.next
-
-    walk(tree.kconf.top_node.list, False)
-    assert inside - set(OPTIMIZER_FIELDS) == {"optimizer"}

@@ -15,7 +15,7 @@ from kmatrix.report.ranking import configurations_of, ranking_of
 from kmatrix.report.read import read_runs
 from kmatrix.report.render import headlines
 from kmatrix.report.results import Configuration, Ranking, Results, Run, Scaling, ScalingRow
-from kmatrix.report.settings import differing, optimizer_settings, tuning_warnings
+from kmatrix.report.settings import differing, tuning_warnings
 from kmatrix.report.target import reached, target_loss, target_of
 from kmatrix.report.warnings import run_warnings
 from kmatrix.stats import mean
@@ -65,7 +65,6 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
         runs = [replaced(run, reached=reached(run, loss)) for run in runs]
         by_name = {run.name: run for run in runs}
     files, fields = run_files(matrix.path), {name: known.train for name, known in seen.files.items()}
-    settings = optimizer_settings(files, fields)
     states = [state for name, state in seen.states.items() if name not in reserve]
     last = [attempt.end.at for state in seen.states.values() for attempt in state.attempts if attempt.end]
     took_s, paused_s = _times(seen)
@@ -88,9 +87,8 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
         configurations=tuple(known.values()),
         target=None if loss is None else target_of(loss, families, known, by_name, ends, of=of),
         scaling=tuple(_scalings(known, by_name)),
-        settings=settings,
         differing=differing(list(known.values()), files, fields),
-        warnings=(*_others(matrix, files), *run_warnings(runs), *tuning_warnings(settings)),
+        warnings=(*_others(matrix, files), *run_warnings(runs), *tuning_warnings(files, fields)),
         provenance=plan.provenance,
         runs=tuple(runs),
     )

@@ -248,21 +248,6 @@ class Setting(Record, frozen=True, kw_only=True):
     chosen: Annotated[bool, Meta(description="somebody set it; else it follows from others, or is a default")]
 
 
-class OptimizerSetting(Record, frozen=True, kw_only=True):
-    """A setting of an optimizer."""
-
-    name: str
-    values: Annotated[tuple[Scalar, ...], Meta(description="distinct values in the order of the runs")]
-    origin: Annotated[str, Meta(description="default, asked for or swept")]
-
-
-class OptimizerSettings(Record, frozen=True, kw_only=True):
-    """The settings of one optimizer over all of its runs."""
-
-    optimizer: str
-    settings: tuple[OptimizerSetting, ...]
-
-
 class Results(Record, frozen=True, kw_only=True):
     """results.json."""
 
@@ -286,7 +271,6 @@ class Results(Record, frozen=True, kw_only=True):
     configurations: tuple[Configuration, ...]
     target: Target | None
     scaling: tuple[Scaling, ...]
-    settings: tuple[OptimizerSettings, ...]
     differing: Annotated[tuple[Setting, ...], Meta(description="settings in which configurations differ")]
     warnings: tuple[str, ...]
     provenance: Provenance

@@ -11,15 +11,27 @@ import numpy as np
 from kmatrix.records.decode import Scalar, replaced
 from kmatrix.records.runs import Status
 from kmatrix.report import ranking as rankings
-from kmatrix.report.results import Configuration, Cost, OptimizerSetting, Ranking, Results, Run, RunAlert
+from kmatrix.report.results import Configuration, Cost, Ranking, Results, Run, RunAlert
 from kmatrix.stats import Interval
 from kmatrix.status.wanted import SHORT_HASH
-from kmatrix.text import UNKNOWN, count, duration, joules, make_command, money, plural, shown, signed, time_of_day
+from kmatrix.text import (
+    UNKNOWN,
+    count,
+    duration,
+    joules,
+    make_command,
+    money,
+    plural,
+    shortened,
+    shown,
+    signed,
+    time_of_day,
+)
 from kmatrix.verdict.family import Method, NoMoreSeeds, Pair, PairOutcome
 
 DIGITS = 4  # least decimals of a loss and of a difference of losses
 MOST_DIGITS = 8
-NO_BREAK = "\N{NO-BREAK SPACE}"
+MOST_VALUE = 40  # characters of a setting
 SAME = 0.005  # two costs whose ratio is closer to 1 are called the same
 MULTIPLE = 2.0  # from this ratio on, costs are called multiples
 COST_LEVEL = 0.05  # two-sided, of Welch's test of a cost
@@ -224,13 +236,9 @@ def value_text(value: Scalar) -> str:
     """Return the value of a training field."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return shortened(" ".join(value.split()), MOST_VALUE)
     return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def setting(one: OptimizerSetting) -> str:
-    """Return `learning_rate 0.001 0.002 (swept)`; its spaces do not break."""
-    values = " ".join(map(value_text, one.values))
-    return f"{one.name} {values}{'' if one.origin == 'default' else f' ({one.origin})'}".replace(" ", NO_BREAK)
 
 
 def when(alert: RunAlert) -> str:
