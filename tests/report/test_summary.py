@@ -133,15 +133,9 @@ def test_a_reused_run_names_its_origin(tmp_path):
     assert list(runs.values()) == ["test_matrix_results_20261101_000000/gpt2_adamw", None]
 
 
-@pytest.mark.parametrize(
-    ("start", "origin"),
-    [(40, ", resumed from the last good checkpoint"), (0, ", started again"), (None, "")],
-)
-def test_the_attempts_of_a_run_are_listed(tmp_path, start, origin):
+def test_the_attempts_of_a_run_are_listed(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun()])
     run = matrix.run(FakeRun().name)
-    if start is not None:
-        append_jsonl(run.metrics, {"step": start, "attempt": 2, "resumed": True})
     edit_attempt(run, 2, resume="auto", micro_batch=6)
     exits = [{"rank": 1, "code": -9}, {"rank": 0, "code": 1}]
     edit_attempt(run, 1, end={"kind": "oom", "reason": "out of memory", "exits": exits}, code="c0de")
@@ -154,7 +148,7 @@ def test_the_attempts_of_a_run_are_listed(tmp_path, start, origin):
     assert lines[begin + 2 : begin + 5] == [
         "gpt2_adamw_1cpu",
         "    1: oom, out of memory",
-        f"    2: finished{origin}, micro-batch 6",
+        "    2: finished, micro-batch 6",
     ]
     for written, given in zip(read_json(matrix.results)["runs"][0]["attempts"], attempts, strict=True):
         assert given.items() <= written.items()

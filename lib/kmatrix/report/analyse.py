@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -25,7 +26,6 @@ from kmatrix.status.look import Look, look
 from kmatrix.status.wanted import GPUS_AXIS, adaptive_seeds, end_of, families_of_plan, has_adaptive_seeds
 from kmatrix.text import assignment, first_names
 
-PAUSE_S = 60.0  # a matrix without an active run for longer was stopped, or had ended, and was continued
 CLOCK_S, CLOCK_SHARE = 5.0, 0.01  # wall and monotonic time of an attempt differ by more: somebody set the clock
 
 
@@ -67,14 +67,12 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
     files, fields = run_files(matrix.path), {name: known.train for name, known in seen.files.items()}
     states = [state for name, state in seen.states.items() if name not in reserve]
     last = [attempt.end.at for state in seen.states.values() for attempt in state.attempts if attempt.end]
-    took_s, paused_s = _times(seen)
     results = Results(
         name=plan.name or matrix.name,
         status=Status.PLANNED if all(one.status is Status.PLANNED for one in states) else overall(states),
         created=plan.created,
         ended=None if is_running else max(last, default=None),
-        took_s=None if is_running else took_s,
-        paused_s=None if is_running else paused_s,
+        took_s=None if is_running else _took(seen),
         command=plan.command,
         overrides=tuple(assignment(*word.split("=", 1)) for word in plan.overrides),
         equal=plan.equal,
@@ -110,30 +108,23 @@ def _counts(runs: Sequence[Run]) -> dict[str, int]:
     return found | ({"in reserve": reserve} if reserve else {})
 
 
-def _times(seen: Look) -> tuple[float | None, float | None]:
-    """Return the seconds that a matrix took from its creation, without pauses, and those of its pauses.
+def _took(seen: Look) -> float | None:
+    """Return the seconds in which an attempt of a matrix was active.
 
-    Unknown if no attempt has ended, or if the clock was set while one ran, or before one began: then their times do
-    not tell how long the others waited.
+    Unknown if none has ended, or if the clock was set while one ran: then their times do not tell which ran together.
     """
     spans = []
     for attempt in (attempt for state in seen.states.values() for attempt in state.attempts):
         if (end := attempt.end) is None:
             continue
-        seconds, wall = end.seconds, end.at - attempt.started
-        if end.at and abs(wall - seconds) > max(CLOCK_S, CLOCK_SHARE * seconds):
-            return None, None
-        spans.append((attempt.started, attempt.started + seconds))
-    active = seen.plan.created
-    if active is None or not spans or min(spans)[0] < active - CLOCK_S:
-        return None, None
-    took = paused = 0.0
+        if end.at and abs(end.at - attempt.started - end.seconds) > max(CLOCK_S, CLOCK_SHARE * end.seconds):
+            return None
+        spans.append((attempt.started, attempt.started + end.seconds))
+    took, active = 0.0, -math.inf
     for begin, until in sorted(spans):
-        gap = max(0.0, begin - active)
-        paused += gap if gap > PAUSE_S else 0.0
-        took += (0.0 if gap > PAUSE_S else gap) + max(0.0, until - max(begin, active))
+        took += max(0.0, until - max(begin, active))
         active = max(active, until)
-    return took, paused
+    return took if spans else None
 
 
 def _scalings(configurations: Mapping[str, Configuration], runs: Mapping[str, Run]) -> Iterator[Scaling]:

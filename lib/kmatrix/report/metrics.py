@@ -50,7 +50,6 @@ class Metrics:
     numbers: RunNumbers = field(default_factory=RunNumbers)
     val: Evaluations = field(default_factory=Evaluations)
     train: TrainingLosses = field(default_factory=TrainingLosses)
-    first_steps: Mapping[int, int] = field(default_factory=dict)  # attempt -> step of its first line
     last_times: Mapping[int, float] = field(default_factory=dict)  # attempt -> Unix s of its last training line
 
 
@@ -87,11 +86,9 @@ class Log:
     def __init__(self, path: Path) -> None:
         """Read a file; a missing one has no lines. Damaged lines are noted."""
         lines = decode_lines(path, LossLine)
-        self.first_steps: dict[int, int] = {}  # attempt -> step of its first line
         self.last_times: dict[int, float] = {}  # attempt -> Unix s of its last training line
         for attempt, group in groupby(lines, attrgetter("attempt")):
             own = list(group)
-            self.first_steps.setdefault(attempt, own[0].step)
             times = (line.time for line in reversed(own) if line.time is not None and _is_there(line.train_loss))
             for time in islice(times, 1):
                 self.last_times[attempt] = time
@@ -122,7 +119,6 @@ def read(run_dir: RunDir, recordings: Sequence[Recording]) -> Metrics:
             joules=tuple(map(_number, _joules(recordings, log, kept))),
         ),
         train=TrainingLosses(step=tuple(log.step[drawn].tolist()), loss=tuple(train[drawn].tolist())),
-        first_steps=log.first_steps,
         last_times=log.last_times,
     )
 

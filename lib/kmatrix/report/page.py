@@ -32,6 +32,7 @@ UPLOT = HERE / "vendor" / "uplot"
 ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # in JSON inside of a <script> element
 PICTURES = ("loss_vs_steps.png", "final_loss_by_run.png")  # for readers without scripts
 MOST_CURVES = 24  # configurations with a curve: those with the lowest losses
+COSTS = ("seconds", "peak_memory_mib")  # the loss is drawn over these
 MOST_SEEDS = 100  # runs with a curve of their own
 
 
@@ -135,9 +136,7 @@ def _group(runs: dict[str, Run], one: Configuration, mark: tuple[int, int], plac
     shown = [runs[name] for name in one.counted or one.runs]
     found: dict[str, Any] = {"name": one.name, "colour": mark[0], "dash": mark[1], "axes": one.axes, "runs": one.runs}
     if one.mean is not None:
-        found["mean"] = _short(one.mean)
-    if one.mean is not None and (place < MOST_CURVES or one.front):
-        found |= {"cost": {name: _short(amount.mean) for name, amount in one.amounts.items()}, "front": one.front}
+        found |= {"mean": _short(one.mean), "cost": {name: _short(one.amounts.get(name)) for name in COSTS}}
     if place < MOST_CURVES:
         found |= {kind: _columns(shown, kind) for kind in ("val", "train")}
         if len(shown) > 1 and place * len(shown) < MOST_SEEDS:

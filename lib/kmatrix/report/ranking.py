@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kmatrix.records.decode import replaced
 from kmatrix.records.runs import RunNumbers, Status
-from kmatrix.report.results import AdaptiveSeeds, Amount, Configuration, Cost, Ranking, Run, State
+from kmatrix.report.results import AdaptiveSeeds, Configuration, Cost, Ranking, Run, State
 from kmatrix.stats import mean, mean_interval, sample_deviation
 from kmatrix.status.wanted import Family, SeedEnd
 from kmatrix.text import make_command
@@ -21,7 +21,6 @@ UNITS = {LOSS: "nats/token", BITS: "bits/byte"}
 # Numbers of a run that say what or how much it trained, and its losses: the rest is what it takes, or what it reaches.
 NOT_AMOUNTS = ("attempt", "ended", "step", "tokens", "best_val_step", "params", "world_size", "initial_val_loss", LOSS)
 MORE_AMOUNTS = ("joules", "joules_per_token", "dollars")  # of a run, besides the numbers of its trainer
-FRONTS = ("seconds", "peak_memory_mib", "joules", "dollars")  # amounts of which less is better
 COSTS = ("step_ms", "peak_memory_mib", "joules_per_token")
 MORE_SEEDS = 2  # per configuration, for a test of configurations with one seed
 MOST_PROPOSED = 10  # seeds per configuration; a difference that needs more is small
@@ -41,9 +40,7 @@ def configurations_of(family: Family, runs: Mapping[str, Run], replay: Replay | 
     for (name, seed), run in family.runs.items():
         members[name].append((seed, runs[run]))
     asked = replay.asked if replay else {}
-    found = [_configuration(family, name, each, asked.get(name)) for name, each in members.items()]
-    fronts = {quantity: _front(found, quantity) for quantity in FRONTS}
-    return [replaced(one, front=tuple(q for q in FRONTS if one.name in fronts[q])) for one in found]
+    return [_configuration(family, name, each, asked.get(name)) for name, each in members.items()]
 
 
 def _configuration(
@@ -57,7 +54,6 @@ def _configuration(
         if run.counts and getattr(run, measure) is not None and (asked is None or seed in asked)
     ]
     losses = [getattr(run, measure) for run in counted]
-    level = family.rules.confidence
     return Configuration(
         name=name,
         axes=dict(family.configurations[name]),
@@ -69,8 +65,8 @@ def _configuration(
         pending=sum(not run.counts and not run.reserve and not _ending(run) for run in runs),
         mean=mean(losses) if losses else None,
         deviation=sample_deviation(losses),
-        interval=mean_interval(losses, level) if len(set(losses)) > 1 else None,
-        amounts={name: found for name in _quantities() if (found := _amount(counted, name, level))},
+        interval=mean_interval(losses, family.rules.confidence) if len(set(losses)) > 1 else None,
+        amounts={quantity: mean(found) for quantity in _quantities() if (found := _values(counted, quantity))},
     )
 
 
@@ -106,34 +102,6 @@ def value_of(run: Run, quantity: str) -> float | None:
 
 def _values(runs: Sequence[Run], quantity: str) -> list[float]:
     return [value for run in runs if (value := value_of(run, quantity)) is not None]
-
-
-def _amount(runs: Sequence[Run], quantity: str, level: float) -> Amount | None:
-    if not (values := _values(runs, quantity)):
-        return None
-    interval = mean_interval(values, level)
-    return Amount(
-        mean=mean(values),
-        half=None if interval is None else (interval.high - interval.low) / 2,
-        low=min(values),
-        high=max(values),
-        runs=len(values),
-    )
-
-
-def _front(configurations: Sequence[Configuration], quantity: str) -> set[str]:
-    """Return the configurations of which no other one has less of a quantity and a lower mean loss."""
-    known = [
-        (one.amounts[quantity].mean, one.mean, one.name)
-        for one in configurations
-        if one.mean is not None and quantity in one.amounts
-    ]
-    found, lowest = set(), math.inf
-    for _, loss, name in sorted(known):
-        if loss < lowest:
-            found.add(name)
-            lowest = loss
-    return found
 
 
 def ranking_of(

@@ -12,9 +12,7 @@ from typing import Any
 
 from kmatrix.errors import RecordError, add_damage, take_damage
 from kmatrix.packing import usable_cores
-from kmatrix.records import attempts
 from kmatrix.records.dataset import FLAT
-from kmatrix.records.files import last_lines
 from kmatrix.records.matrix import run_files
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, RunNumbers, RunResult, Status
@@ -78,6 +76,7 @@ def read_run(source: Source) -> Run:
     """Return a run. A log or a recording that cannot be read is its `error`: the other numbers stay."""
     folder, run, files, state = source.folder, source.run, source.files, source.state
     train, last = run.train, state.attempts[-1] if state.attempts else None
+    end = last.end if last else None
     spent: dict[str, Any] = asdict(spent_of(state, files.train))
     planned: dict[str, Any] = {name: getattr(train, name) or None for name in PLANNED}
     result = _result(files, state)
@@ -141,8 +140,8 @@ def read_run(source: Source) -> Run:
         adjusted=tuple(f"{change.name} {change.asked} -> {change.used}: {change.why}" for change in used.adjusted),
         evidence=_evidence(folder, result, metrics),
         log=f"{folder.name}/{folder.output_log.name}" if folder.output_log.exists() else None,
-        log_tail=_log_tail(source) if state.status is Status.FAILED else (),
-        attempts=tuple(_attempts(state, metrics)),
+        log_tail=end.log_tail[-LOG_TAIL:] if end and state.status is Status.FAILED else (),
+        attempts=tuple(_attempts(state)),
         alerts=tuple(_alerts(read_alerts(folder.path))),
         links={sent.tracker: sent.link for sent in read_track(folder) if sent.link},
         val=metrics.val,
@@ -165,19 +164,16 @@ def _alerts(alerts: Sequence[Alert]) -> Iterator[RunAlert]:
     for alert in sorted(alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)):
         found.setdefault((alert.kind, alert.about), []).append(alert)
     for group in found.values():
-        # The one whose value is farthest from its threshold, which works for limits from above and below.
-        worst = max(group, key=lambda alert: abs((alert.value or 0.0) - (alert.threshold or 0.0)))
-        ended = [alert.until - alert.since for alert in group if alert.until is not None]
+        first, last = group[0], group[-1]
         yield RunAlert(
-            kind=str(worst.kind),
-            severity=str(group[0].severity),
-            about=worst.about or None,
-            since=group[0].since,
-            until=group[-1].until,
+            kind=str(first.kind),
+            severity=str(first.severity),
+            about=first.about or None,
+            since=first.since,
+            until=last.until,
             times=len(group),
-            seconds=math.fsum(ended) if len(ended) == len(group) else None,
-            text=worst.text,
-            advice=worst.advice,
+            text=last.text,
+            advice=last.advice,
         )
 
 
@@ -196,7 +192,7 @@ def _known(used: RunResult, metrics: Metrics, name: str) -> Any:
     return getattr(metrics.numbers, name) if value is None else value
 
 
-def _attempts(state: State, metrics: Metrics) -> Iterator[Attempt]:
+def _attempts(state: State) -> Iterator[Attempt]:
     for attempt in state.attempts:
         is_running = state.status is Status.RUNNING and attempt is state.attempts[-1]
         end = None if is_running else end_of(attempt)
@@ -208,7 +204,6 @@ def _attempts(state: State, metrics: Metrics) -> Iterator[Attempt]:
             status=status,
             kind=end.kind if end and status is not Status.FINISHED else None,
             reason=(end.reason if end else "") or None,
-            origin=_origin(attempt, metrics.first_steps) if len(state.attempts) > 1 else None,
             micro_batch=attempt.micro_batch,
             started=attempt.started,
             seconds=end.seconds if end else attempt.seconds,
@@ -218,30 +213,10 @@ def _attempts(state: State, metrics: Metrics) -> Iterator[Attempt]:
         )
 
 
-def _origin(attempt: attempts.Attempt, first_steps: Mapping[int, int]) -> str | None:
-    """Return where a later attempt started, None for the first one or if it logged nothing."""
-    if attempt.number == 1 or attempt.number not in first_steps:
-        return None
-    # It resumes if it can: without a checkpoint it starts from scratch.
-    if attempt.resume == "none" or first_steps[attempt.number] == 0:
-        return "started again"
-    return "resumed from " + ("the last good checkpoint" if attempt.resume == "auto" else attempt.resume)
-
-
 def _evidence(folder: RunDir, result: RunResult | None, metrics: Metrics) -> str | None:
     if result is not None:
         return f"{folder.name}/{folder.result.name}"
     return f"{folder.name}/{folder.metrics.name}" if metrics.numbers.step is not None else None
-
-
-def _log_tail(source: Source) -> tuple[str, ...]:
-    """Return the last lines of a failed run's log: those of its last end, else of the log itself."""
-    last = source.state.attempts[-1] if source.state.attempts else None
-    lines: Sequence[str] = last.end.log_tail if last and last.end else ()
-    if not lines and source.folder.output_log.exists():
-        with source.folder.output_log.open("rb") as file:
-            lines = last_lines(file)
-    return tuple(str(line).rstrip("\r\n") for line in lines[-LOG_TAIL:])
 
 
 def _bytes(folder: RunDir) -> int:

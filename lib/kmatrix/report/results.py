@@ -27,7 +27,6 @@ class Attempt(Record, frozen=True, kw_only=True):
     status: Status
     kind: Annotated[str | None, Meta(description="of its failure or stop, in a word")] = None
     reason: Annotated[str | None, Meta(description="of its failure or stop, one line")] = None
-    origin: Annotated[str | None, Meta(description="where a later attempt started")] = None
     micro_batch: Annotated[int | None, Meta(description="sequences; null: as planned")] = None
     started: Annotated[float, Meta(description="Unix s")]
     seconds: Annotated[float, Meta(description="from launch to end, s")]
@@ -45,8 +44,7 @@ class RunAlert(Record, frozen=True, kw_only=True):
     since: Annotated[float, Meta(description="Unix s, of the first")]
     until: Annotated[float | None, Meta(description="Unix s, of the last; null: to the end")] = None
     times: Annotated[int, Meta(description="how often it began")] = 1
-    seconds: Annotated[float | None, Meta(description="in total, s; null: to the end")] = None
-    text: Annotated[str, Meta(description="the worst of them in one sentence")]
+    text: Annotated[str, Meta(description="the last of them in one sentence")]
     advice: str
 
 
@@ -110,16 +108,6 @@ class Run(RunNumbers, frozen=True, kw_only=True):
     gpu: Annotated[Gpu | None, Meta(description="recording of its GPUs, or of its ranks on the CPU")] = None
 
 
-class Amount(Record, frozen=True, kw_only=True):
-    """A quantity over the finished runs of a configuration."""
-
-    mean: float
-    half: Annotated[float | None, Meta(description="of the interval of the mean; null: a single run")] = None
-    low: Annotated[float, Meta(description="of the runs")]
-    high: Annotated[float, Meta(description="of the runs")]
-    runs: Annotated[int, Meta(description="for which it is known")]
-
-
 class Configuration(Record, frozen=True, kw_only=True):
     """Runs that differ in their seed only."""
 
@@ -134,8 +122,7 @@ class Configuration(Record, frozen=True, kw_only=True):
     mean: Annotated[float | None, Meta(description="of the final losses, in the unit of its ranking")]
     deviation: Annotated[float | None, Meta(description="sample standard deviation of the losses")]
     interval: Annotated[Interval | None, Meta(description="of the mean; null: one seed, or all losses are equal")]
-    amounts: Annotated[dict[str, Amount], Meta(description="what its runs take, by the name in a run")]
-    front: Annotated[tuple[str, ...], Meta(description="amounts of which none has less with a lower loss")] = ()
+    amounts: Annotated[dict[str, float], Meta(description="mean of what its finished runs take, by the name in a run")]
 
 
 class Cost(Record, frozen=True, kw_only=True):
@@ -257,7 +244,6 @@ class Results(Record, frozen=True, kw_only=True):
     created: Annotated[float | None, Meta(description="Unix s")]
     ended: Annotated[float | None, Meta(description="Unix s; null while a run is active")]
     took_s: Annotated[float | None, Meta(description="sum of the times in which a run was active, s")]
-    paused_s: Annotated[float | None, Meta(description="between them, s")]
     command: Annotated[str, Meta(description="that made the matrix, quoted for a shell")]
     overrides: Annotated[tuple[str, ...], Meta(description="NAME=value, quoted for a shell")]
     equal: Annotated[str, Meta(description="the budget that all runs share")]

@@ -146,9 +146,8 @@ def cost(results: Results) -> Table:
     """Return what each configuration takes, as means over its finished runs."""
     rows: list[Row] = []
     for one in results.configurations:
-        means = {name: amount.mean for name, amount in one.amounts.items()}
-        shown = {title: wording.known(name, means.get(name)) for name, title in COST_TITLES.items()}
-        if means:
+        shown = {title: wording.known(name, one.amounts.get(name)) for name, title in COST_TITLES.items()}
+        if one.amounts:
             rows.append({"configuration": one.name, **shown})
     return table_of(rows)
 

@@ -242,12 +242,9 @@ def value_text(value: Scalar) -> str:
 
 
 def when(alert: RunAlert) -> str:
-    """Return when alerts of one kind were active, and for how long in total."""
-    begin = f"from {time_of_day(alert.since, date=False, utc=True)}"
-    if alert.until is None:
-        return f"{begin} to the end"
-    total = duration(alert.seconds)
-    return f"{begin} for {total}" if alert.times == 1 else f"{alert.times} times {begin}, {total} in total"
+    """Return when alerts of one kind were active: `3 times from 12:00:05 UTC to 12:01:00 UTC`."""
+    begin, end = (time_of_day(unix, date=False, utc=True) if unix else "the end" for unix in (alert.since, alert.until))
+    return f"{'' if alert.times == 1 else f'{alert.times} times '}from {begin} to {end}"
 
 
 def reproduce(run: str, matrix: Path) -> str:
@@ -292,9 +289,3 @@ def why(run: Run) -> str:
     """Return how a run ended, and how far it came: `failed: loss is nan (after 47 of 100 steps)`."""
     steps = f" (after {run.step:,} of {run.max_iters:,} steps)" if run.step is not None and run.max_iters else ""
     return f"{run.status}: {run.reason or 'no reason recorded'}{steps}"
-
-
-def took(results: Results) -> str:
-    """Return how long a matrix took, with its pauses; "" if that is unknown."""
-    pauses = f" and {duration(results.paused_s)} of pauses" if results.paused_s else ""
-    return "" if results.took_s is None else f"{duration(results.took_s)}{pauses}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,21 +115,14 @@ def indented(value: object) -> bytes:
     try:
         return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     except UnicodeEncodeError:  # a file name that is not UTF-8: its bytes are replaced by "?"
-        return indented(_clean(as_json(value)))
+        finite = json.loads(json.dumps(as_json(value)), parse_constant=lambda _: None)
+        return json.dumps(finite, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def schema() -> bytes:
     """Return the JSON Schema (draft 2020-12) of results.json."""
     found = msgspec.json.schema(Results)
     return indented({"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "results.json", **found})
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
-    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def original(run: Run) -> dict[str, Any]:
@@ -206,10 +199,6 @@ def junit(results: Results) -> bytes:
     }
     root = Element("testsuites", {"name": _xml(results.name), **counts})
     suite = SubElement(root, "testsuite", {"name": _xml(results.name), **counts})
-    if results.created is not None:
-        suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(results.created)))
-    if host := results.provenance.get("host"):
-        suite.set("hostname", _xml(str(host)))
     for run in results.runs:
         case = SubElement(suite, "testcase", {"classname": _xml(results.name), "name": _xml(run.name)})
         case.set("time", f"{run.wall_s:.3f}")

@@ -92,8 +92,10 @@
   }
 
   const drawCosts = () => drawInto($("#costs"), ["seconds", "peak_memory_mib"].map((x) => {
-    const lines = D.groups.filter((group) => group.cost?.[x] && isShown(group)).map((group) => {
-      const fill = colourOf(group.front.includes(x) ? `--k${group.colour}` : "--bg");
+    const known = D.groups.filter((group) => group.cost?.[x]);
+    const isBeaten = (one) => known.some((other) => other.mean < one.mean && other.cost[x] < one.cost[x]);
+    const lines = known.filter((group, place) => isShown(group) && (place < 24 || !isBeaten(group))).map((group) => {
+      const fill = colourOf(isBeaten(group) ? "--bg" : `--k${group.colour}`);
       return { ...group, table: [[group.cost[x]], [group.mean]], points: { show: true, size: 11, width: 2, fill } };
     });
     return [`Loss over ${TITLES[x]} (filled: beaten in both by no other)`, lines, { x }];
