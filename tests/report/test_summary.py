@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmatrix.errors import RecordError
-from kmatrix.records.files import append_jsonl, read_json
+from kmatrix.records.files import read_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analyse import analyse
 from kmatrix.report.page import write_page
