@@ -97,8 +97,8 @@ def test_equality_is_promised_for_the_same_code_torch_and_processor_on_the_cpu(r
     ("cause", "expected"),
     [
         ({"provenance": {"versions": {"torch": "2.14.0"}}}, "torch 2.13.0 -> 2.14.0"),
-        ({"provenance": {"cpu": "Xeon"}}, "processor EPYC -> Xeon"),
-        ({"provenance": {"environment": {"MKL_CBWR": "AVX2"}}}, "MKL_CBWR (not set) -> AVX2"),
+        ({"provenance": {"cpu": "Xeon"}}, "device EPYC -> Xeon"),
+        ({"provenance": {"environment": {"MKL_CBWR": "AVX2"}}}, "MKL_CBWR (none) -> AVX2"),
     ],
 )
 def test_a_different_torch_processor_or_setting_voids_the_promise_and_is_named(runs, cause, expected):
@@ -107,15 +107,13 @@ def test_a_different_torch_processor_or_setting_voids_the_promise_and_is_named(r
     assert (found.promised, found.others) == (False, (expected,))
 
 
-@pytest.mark.parametrize(("device", "expected"), [("EPYC", ()), ("Xeon", ("processor EPYC -> Xeon",))])
+@pytest.mark.parametrize(("device", "expected"), [("EPYC", ()), ("Xeon", ("device EPYC -> Xeon",))])
 def test_on_a_cluster_the_devices_of_the_nodes_count_and_not_their_hosts_or_the_submitter(runs, device, expected):
     for run, host, name in zip(runs, ("n1", "n2"), ("EPYC", device), strict=True):
         write_json(run.result, {"status": "finished", "hosts": [host] * 2, "devices": [name] * 2})
     change_run_json(runs[1], provenance={"cpu": "processor of the login node", "host": "login2"})
     assert changes(*runs).others == expected
     assert changes(*runs).configuration == ()
-    assert changes(*runs).hosts == "n1 -> n2"
-    assert changes(runs[0], runs[0]).hosts == ""
 
 
 def test_on_gpus_equality_is_not_promised(runs):
@@ -131,7 +129,7 @@ def test_with_a_fixed_order_of_additions_equality_is_promised_on_gpus_of_one_nam
         write_json(run.result, {"status": "finished", "hosts": ["n1"], "devices": [name], "gpus": [gpu]})
     assert changes(*runs).promised
     write_json(runs[1].result, {"status": "finished", "hosts": ["n1"], "devices": ["NVIDIA A100"], "gpus": [gpu]})
-    assert changes(*runs).others == ("GPU NVIDIA H100 80GB HBM3 -> NVIDIA A100",)
+    assert changes(*runs).others == ("device NVIDIA H100 80GB HBM3 -> NVIDIA A100",)
 
 
 def test_changed_files_of_the_trainer_are_named(runs):

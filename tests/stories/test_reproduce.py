@@ -62,4 +62,4 @@ def test_an_unchanged_run_reproduces_bit_for_bit_and_changes_are_named(clone, tm
 
     comparison = clone.check("compare", f"BASE={matrix}", f"NEW={matrices(tmp_path)[-1]}")
     assert "GPT2_SEED 1337 -> 7" in comparison
-    assert "not significant (one seed)" in comparison
+    assert "(one seed, not significant)" in comparison

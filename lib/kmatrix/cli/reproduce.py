@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Collection
@@ -79,16 +78,12 @@ def _compare(was: RunDir, now: RunDir, neutral: Collection[str]) -> int:
     print(f"\n{shown(was.path)} and its repetition {shown(now.path)}:")
     for line in [*found.lines(), text]:
         print(f"  {line}")
-    if changed.hosts:
-        print(f"  hosts {changed.hosts}")
     if changed.configuration:
         print(f"  the configuration differs in {first_names(changed.configuration)}")
     # Equality is an error only if nothing changed that may change a result.
     if changed.promised:
         print(f"  the results must be equal: same code, torch and {_device_words(was)}")
         return 0 if equal else EXIT_DIFFERS
-    if changed.gpu and not found.equal and math.isfinite(distance := found.loss_distance()):
-        print(f"  the losses are equal within {distance:.2g} nats/token")
     for line in _why_different(changed):
         print(f"  the results may differ: {line}")
     return 0

@@ -81,10 +81,10 @@ def compare(arguments: Arguments) -> int:
         side_of(MatrixDir(one.path.parent), one.name) if isinstance(one, RunDir) else side_of(one)
         for one in (base, new)
     ]
-    found = compare_sides(sides[0], sides[1], Tree.parse().neutral, one=isinstance(base, RunDir))
+    found = compare_sides(sides[0], sides[1], Tree.parse().neutral)
     text = indented(found).decode() if arguments.is_on("JSON") else comparison_text(found)
     print(text, end="")
-    if not fail_on or found.worse or found.lost:
+    if not fail_on or found.worse:
         return 1 if fail_on else 0
     if found.untested:
         names = first_names([repr(one) for one in found.untested])  # they have commas

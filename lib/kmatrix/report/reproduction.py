@@ -11,15 +11,8 @@ from kmatrix.records import attempts
 from kmatrix.records.decode import decode_optional
 from kmatrix.records.matrix import CODE
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import (
-    Provenance,
-    RunResult,
-    Status,
-    merged_metrics,
-    read_run_file_or_empty,
-)
+from kmatrix.records.runs import Provenance, RunResult, Status, merged_metrics, read_run_file_or_empty
 from kmatrix.sources import trainer_files
-from kmatrix.text import first_names
 
 # Keys of metrics.jsonl that are not results: they differ in every run.
 NOT_COMPARED_KEYS = frozenset({"elapsed_s", "attempt"})
@@ -49,10 +42,6 @@ class Repetition:
         lines = [f"not equal: {len(differing)} of {counted} differ", f"first at {self._line(first)}"]
         return [*lines, f"largest at {self._line(largest)}"] if largest != first else lines
 
-    def loss_distance(self) -> float:
-        """Return how far the losses are apart, nats/token; infinite if one is missing."""
-        return max((self._distance(key) for key in self.values if key[1].endswith("/loss")), default=0.0)
-
     def _distance(self, key: tuple[int, str]) -> float:
         was, now = self.values[key]
         return abs(now - was) if was is not None and now is not None else 0.0 if was is now else math.inf
@@ -68,10 +57,9 @@ class Changes:
     """Changes between two runs that may change their results."""
 
     code: tuple[str, ...] = ()  # files of the trainer
-    others: tuple[str, ...] = ()  # packages, processor, environment: one sentence each
+    others: tuple[str, ...] = ()  # devices, packages, environment: one sentence each
     configuration: tuple[str, ...] = ()  # fields of run.json's "train": one sentence each
     gpu: bool = False  # True if either run used GPUs, and its order of additions was not fixed (DETERMINISTIC=y)
-    hosts: str = ""  # `n1,n2 -> n3,n4` of runs on a cluster that differ: no reason for other results
 
     @property
     def promised(self) -> bool:
@@ -93,29 +81,29 @@ def repetition(was: RunDir, now: RunDir) -> Repetition:
 
 def changes(was: RunDir, now: RunDir, neutral: Collection[str] = ()) -> Changes:
     """Return the changes between two runs. neutral: fields of the trainer that cannot change a result."""
-    records = read_run_file_or_empty(was), read_run_file_or_empty(now)
-    before, after = (record.provenance for record in records)
-    # Only result.json has a micro-batch that was reduced for lack of memory.
-    used = decode_optional(was.result, RunResult) or RunResult(), decode_optional(now.result, RunResult) or RunResult()
-    hosts = [first_names(dict.fromkeys(each.hosts), 3) for each in used]
-    elsewhere = any({*ran.hosts} != {about.get("host")} for ran, about in zip(used, (before, after), strict=True))
-    on_cluster = all(hosts) and elsewhere
-    if on_cluster:
-        # The processor of the host that submitted a matrix computed nothing. Other hosts with equal devices are equal.
-        before, after = _on_devices(before, used[0]), _on_devices(after, used[1])
-    trained = [{**record.train.to_json(), **ran.used} for record, ran in zip(records, used, strict=True)]
+    records = [read_run_file_or_empty(run) for run in (was, now)]
+    # Only result.json has the devices that trained, and a micro-batch that was reduced for lack of memory.
+    results = [decode_optional(run.result, RunResult) or RunResult() for run in (was, now)]
+    around = [_environment(record.provenance) for record in records]
+    # Equal devices of other hosts are equal, and the host that submitted a matrix to a cluster computed nothing.
+    if all(result.devices for result in results):
+        for known, result in zip(around, results, strict=True):
+            known["device"] = ", ".join(dict.fromkeys(result.devices))
+    trained = [{**record.train.to_json(), **result.used} for record, result in zip(records, results, strict=True)]
     return Changes(
-        code=_changed_code(was, now, before, after),
-        others=(*_changed_environment(before, after), *([] if on_cluster else _changed_gpus(*used))),
+        code=_changed_code(was, now, records[0].provenance, records[1].provenance),
+        others=tuple(_changed_fields(around[0], around[1])),
         configuration=tuple(sorted(_changed_fields(trained[0], trained[1], {*PATH_FIELDS, *neutral}))),
         gpu=any(record.train.device == "cuda" and not record.train.deterministic for record in records),
-        hosts=f"{hosts[0]} -> {hosts[1]}" if on_cluster and used[0].hosts != used[1].hosts else "",
     )
 
 
-def _on_devices(about: Provenance, used: RunResult) -> Provenance:
-    """Return where a run comes from, with the devices that trained as its processor."""
-    return {**about, "cpu": ", ".join(dict.fromkeys(used.devices))}
+def _environment(about: Provenance) -> dict[str, str | None]:
+    """Return what a result depends on besides code and settings: processor, Python, packages, variables."""
+    versions = about.get("versions") or {}
+    # The packages that compute; a tokenizer acts through the data, which have their own hash.
+    packages = {name: versions.get(name) for name in ("torch", "numpy", "pytorch_optimizer")}
+    return {"device": about.get("cpu"), "Python": about.get("python"), **packages, **(about.get("environment") or {})}
 
 
 def _logged_values(run: RunDir) -> dict[tuple[int, str], float | None]:
@@ -141,28 +129,6 @@ def _code(run: RunDir, about: Provenance) -> str | None:
     """Return the SHA-256 of the sources that the last attempt of a run ran, else of those that were planned."""
     last = attempts.read(run.path, max(attempts.numbers(run.path), default=0))
     return (last.code if last else "") or about.get("code")
-
-
-def _changed_environment(before: Provenance, after: Provenance) -> Iterator[str]:
-    """Yield the changes of processor, Python, packages and environment variables."""
-    known = []
-    for about in (before, after):
-        versions, variables = about.get("versions") or {}, about.get("environment") or {}
-        # The packages that compute; a tokenizer acts through the data, which have their own hash.
-        packages = {name: versions.get(name) for name in ("torch", "numpy", "pytorch_optimizer")}
-        known.append(({"processor": about.get("cpu"), "Python": about.get("python"), **packages}, variables))
-    yield from _changed_fields(known[0][0], known[1][0])
-    for name in sorted(known[0][1].keys() | known[1][1].keys()):
-        pair = [variables.get(name, "(not set)") for _, variables in known]
-        if pair[0] != pair[1] and "environment" in before:
-            yield _change(name, *pair)
-
-
-def _changed_gpus(was: RunResult, now: RunResult) -> Iterator[str]:
-    """Yield the change of the GPUs' names, if both runs recorded them and trained on GPUs."""
-    before, after = (", ".join(dict.fromkeys(used.devices)) if used.gpus else "" for used in (was, now))
-    if before and after and before != after:
-        yield _change("GPU", before, after)
 
 
 def _changed_fields(

@@ -115,7 +115,7 @@ def ranking(results: Results, one: Ranking) -> Table:
     for name in (*one.order, *one.no_result):
         each = known[name]
         place = f"{one.order.index(name) + 1:>2}" if name in one.order else " -"
-        text = difference(one, against[name]) if name in against else word
+        text = difference(against[name], one.confidence) if name in against else word
         if name in one.no_result:
             text = wording.endings(each)
         rows.append({
@@ -129,7 +129,7 @@ def ranking(results: Results, one: Ranking) -> Table:
     return table_of(rows, (f"difference to {word}",))
 
 
-def difference(one: Ranking, pair: Pair) -> str:
+def difference(pair: Pair, confidence: float) -> str:
     """Return a difference to the reference, with interval, p and outcome."""
     if pair.difference is None:
         return UNKNOWN
@@ -138,7 +138,7 @@ def difference(one: Ranking, pair: Pair) -> str:
         why = pair.reason.partition(":")[0] or "no test"
         return f"{wording.difference(pair.difference, digits)} ({why}, not significant)"
     low, high = (signed(value, digits) for value in (pair.interval.low, pair.interval.high))
-    p = wording.p_text(pair.p_holm, 1 - one.confidence)
+    p = wording.p_text(pair.p_holm, 1 - confidence)
     return f"{signed(pair.difference, digits)} [{low}, {high}], {p}: {wording.outcome(pair)}"
 
 
@@ -192,16 +192,16 @@ def grows(found: Sequence[Scaling]) -> bool:
     return any(len({row.global_batch for row in one.rows}) > 1 for one in found)
 
 
-def method(one: Ranking) -> str:
-    """Return the name of the significance test, or "" if there was none."""
-    methods = dict.fromkeys(str(pair.method) for pair in one.pairs if pair.p_holm is not None)
+def method(pairs: Sequence[Pair], size: int, confidence: float) -> str:
+    """Return the name of the significance test, or "" if there was none. size: of the family."""
+    methods = dict.fromkeys(str(pair.method) for pair in pairs if pair.p_holm is not None)
     if not methods:
         return ""
-    many = plural(one.family_size, "comparison")
-    correction = f", p Holm-corrected for {many}, brackets not" if one.family_size > 1 else ""
+    many = plural(size, "comparison")
+    correction = f", p Holm-corrected for {many}, brackets not" if size > 1 else ""
     return (
-        f"brackets: {wording.percent(one.confidence)} CI of the difference; Student's t test ({' and '.join(methods)})"
-        f"{correction}; significant if p <= {round(1 - one.confidence, 10):g}"
+        f"brackets: {wording.percent(confidence)} CI of the difference; Student's t test ({' and '.join(methods)})"
+        f"{correction}; significant if p <= {round(1 - confidence, 10):g}"
     )
 
 

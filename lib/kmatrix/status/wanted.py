@@ -224,7 +224,7 @@ def _names(families: Sequence[Sequence[_Member]]) -> Iterator[dict[Key, str]]:
 
     def text(axes: Mapping[str, str]) -> str:
         ordered = sorted(axes.items(), key=lambda item: item[0] != "optimizer")  # its value first
-        words = [_on(label, value, on_cpu) for label, value in ordered if label in varying or label == "optimizer"]
+        words = [on_axis(label, value, on_cpu) for label, value in ordered if label in varying or label == "optimizer"]
         return ", ".join(words) or "the configuration"
 
     often, taken = Counter(map(text, configurations)), set[str]()
@@ -238,7 +238,7 @@ def _names(families: Sequence[Sequence[_Member]]) -> Iterator[dict[Key, str]]:
         yield names
 
 
-def _on(label: str, value: str, on_cpu: bool) -> str:
+def on_axis(label: str, value: str, on_cpu: bool) -> str:
     """Return a value of an axis in the name of a configuration: `muon`, `lr 0.002`, `4 GPUs`."""
     if label == GPUS_AXIS and value.isdecimal():
         return plural(int(value), "rank" if on_cpu else "GPU")
