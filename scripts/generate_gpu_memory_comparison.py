@@ -12,8 +12,8 @@ from scripts.environment import find_packages
 find_packages("msgspec", "numpy", "jinja2", "matplotlib")
 
 from kmatrix.output import run_program
-from kmatrix.report.gpu.folders import find_recorded
-from kmatrix.report.gpu.graphs import draw_folder
+from kmatrix.report.gpu.folders import find_recorded, read_folder
+from kmatrix.report.gpu.graphs import draw
 
 
 def main():
@@ -22,7 +22,8 @@ def main():
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="matrix directory (default: newest here)")
     parser.add_argument("--output", metavar="DIR", type=Path, help="output directory (default: graphs/ in DIR)")
     args = parser.parse_args()
-    files, missing = draw_folder(find_recorded(args.folder, Path()), args.output)
+    folder = find_recorded(args.folder, Path())
+    files, missing = draw(read_folder(folder), args.output or folder / "graphs")
     print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {reason}" for reason in missing)]))
     return 0
 

@@ -7,17 +7,12 @@ import struct
 import pytest
 
 from kmatrix.report.analyse import analyse
-from kmatrix.report.colours import PALETTE, colour_of, marks_of
-from kmatrix.report.figure import draw_jobs
+from kmatrix.report.figure import PALETTE, colour_of, draw_jobs, marks_of
 from kmatrix.report.graphs import draw, mean_curve
 from kmatrix.report.write import draw_graphs
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
-FILES = [
-    *(f"loss_vs_{axis}.png" for axis in ("steps", "tokens", "time")),
-    "final_loss_by_run.png",
-    "throughput_by_run.png",
-]
+FILES = [*(f"loss_vs_{axis}.png" for axis in ("steps", "tokens", "time")), "final_loss_by_run.png"]
 ADAMW = PALETTE[colour_of("adamw")][0]
 
 
@@ -32,9 +27,9 @@ def figures(tmp_path, monkeypatch):
             found.update((name, make()) for name, make in jobs)
             return [], []
 
-        monkeypatch.setattr("kmatrix.report.graphs.draw_jobs", keep)
+        monkeypatch.setattr("kmatrix.report.figure.draw_jobs", keep)
         draw(analyse(make_matrix(tmp_path, runs)), tmp_path)
-        monkeypatch.setattr("kmatrix.report.graphs.draw_jobs", draw_jobs)
+        monkeypatch.setattr("kmatrix.report.figure.draw_jobs", draw_jobs)
         return found
 
     return of
@@ -42,6 +37,10 @@ def figures(tmp_path, monkeypatch):
 
 def lines_of(axes, colour=ADAMW):
     return [line for line in axes.lines if line.get_color() == colour]
+
+
+def row_labels(figure):
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
 
 def test_all_graphs_are_written_and_are_the_same_each_time(tmp_path):
@@ -83,24 +82,16 @@ def test_runs_that_failed_are_marked_with_their_ends(figures):
     found = figures(FakeRun(), FakeRun(optimizer="sgd", status="failed", reason="nan", stop_at=47, result=False))
     marks = [line for line in found["loss_vs_steps.png"].axes[0].lines if line.get_marker() == "x"]
     assert [mark.get_xdata()[0] for mark in marks] == [40]
-    assert "1 of 1 run failed" in [text.get_text() for text in found["final_loss_by_run.png"].axes[0].texts]
+    assert "sgd\n1 of 1 run failed" in row_labels(found["final_loss_by_run.png"])
 
 
 def test_an_outlier_among_final_losses_is_an_arrow_with_its_value(figures):
     losses = (("muon", 3.27), ("adamw", 3.28), ("sgd", 6.1))
-    axes = figures(*(FakeRun(optimizer=name, final_loss=loss) for name, loss in losses))["final_loss_by_run.png"].axes[
-        0
-    ]
+    figure = figures(*(FakeRun(optimizer=name, final_loss=loss) for name, loss in losses))["final_loss_by_run.png"]
+    (axes,) = figure.axes
     assert [line.get_ydata()[0] for line in axes.lines if line.get_marker() == ">"] == [2]
     assert axes.get_xlim()[1] < 3.3
-    assert "6.1000  n=1" in [text.get_text() for text in axes.texts]
-
-
-def test_throughput_bars_start_at_zero_and_show_mfu(figures):
-    runs = [FakeRun(gpus=n, device="cuda", tokens_per_s=1000.0 * n, mfu=0.438) for n in (1, 2)]
-    axes = figures(*runs)["throughput_by_run.png"].axes[0]
-    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 1000.0), (0, 2000.0)]
-    assert [text.get_text() for text in axes.texts][-1] == "2.00k, MFU 43.8%"
+    assert row_labels(figure)[2] == "sgd\n6.1000  n=1"
 
 
 def test_the_mean_curve_covers_only_steps_that_all_seeds_measured(tmp_path):

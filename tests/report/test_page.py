@@ -16,7 +16,7 @@ from gpu_factory import FakeGpus, record
 from html_reader import read_html, rows_of, text_of
 from kmatrix.records.decode import replaced
 from kmatrix.report.analyse import analyse
-from kmatrix.report.colours import DASHES, PALETTE, marks_of
+from kmatrix.report.figure import DASHES, PALETTE, marks_of
 from kmatrix.report.page import render_page
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
@@ -167,6 +167,6 @@ def test_colours_of_configurations_can_be_told_apart(paper, vision):
 
 
 def test_configurations_of_one_optimizer_differ_in_their_dashes(tmp_path):
-    runs = [FakeRun(optimizer=name, axes={"lr": str(lr)}) for name in ("muon", "adamw") for lr in range(DASHES)]
+    runs = [FakeRun(optimizer=name, axes={"lr": str(lr)}) for name in ("muon", "adamw") for lr in range(len(DASHES))]
     results = analyse(make_matrix(tmp_path, runs))
     assert len(set(marks_of(results.configurations).values())) == len(runs)

@@ -11,7 +11,7 @@ from story import load_json, matrices, only
 
 pytestmark = pytest.mark.story
 
-GRAPHS = ("loss_vs_steps", "loss_vs_tokens", "loss_vs_time", "final_loss_by_run", "throughput_by_run")
+GRAPHS = ("loss_vs_steps", "loss_vs_tokens", "loss_vs_time", "final_loss_by_run")
 
 
 def check_picture(path: Path) -> None:

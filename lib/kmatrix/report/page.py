@@ -18,7 +18,7 @@ from kmatrix.errors import RecordError
 from kmatrix.records.decode import decode
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import MatrixDir
-from kmatrix.report.colours import PALETTE, marks_of
+from kmatrix.report.figure import PALETTE, marks_of
 from kmatrix.report.graphs import mean_curve
 from kmatrix.report.ranking import axis_span
 from kmatrix.report.render import HTML, environment

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kmatrix.errors import RecordError, add_damage, take_damage
 from kmatrix.packing import usable_cores
@@ -29,6 +29,8 @@ from kmatrix.status.fold import FINISHED, Files, State, end_of, loss_of, rule_of
 from kmatrix.status.look import Look
 from kmatrix.status.wanted import GPUS_AXIS, SEED_AXIS, all_axes
 
+S = TypeVar("S")
+T = TypeVar("T")
 LOG_TAIL = 20  # lines kept of a failed run's log
 DEVICES = {"cuda": "gpu", "cpu": "cpu"}
 PLANNED = ("data_sha256", "max_iters", "global_batch", "block_size", "eval_samples")  # fields of a run; 0, "": unknown
@@ -58,14 +60,19 @@ def read_runs(seen: Look) -> tuple[Run, ...]:
         )
         for name, run in run_files(seen.path).items()
     ]
-    if sum(_bytes(source.folder) for source in sources) < LARGE:
-        return tuple(map(read_run, sources))
-    # Not forked: libraries of this process may have threads.
-    with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
-        found = list(pool.map(_read_elsewhere, sources))
+    found = of_each(_read_elsewhere, sources, sum(_bytes(source.folder) for source in sources))
     for _, damage in found:
         add_damage(damage)
     return tuple(run for run, _ in found)
+
+
+def of_each(read: Callable[[S], T], items: Sequence[S], size: float) -> list[T]:
+    """Return what a function reads of each item: if all have many bytes, in a process per core."""
+    if size < LARGE or len(items) < 2:
+        return list(map(read, items))
+    # Not forked: libraries of this process may have threads.
+    with ProcessPoolExecutor(min(len(items), usable_cores()), get_context("spawn")) as pool:
+        return list(pool.map(read, items))
 
 
 def _read_elsewhere(source: Source) -> tuple[Run, dict[Path, str]]:

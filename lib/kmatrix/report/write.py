@@ -21,7 +21,8 @@ from kmatrix.records.runs import Status
 from kmatrix.records.tracking import first_of_each, pending_messages, sync_status
 from kmatrix.report import graphs
 from kmatrix.report.gpu import graphs as gpu_graphs
-from kmatrix.report.gpu.results import Gpu, RecordedRun
+from kmatrix.report.gpu.folders import folder_of
+from kmatrix.report.gpu.results import Gpu
 from kmatrix.report.render import MARKDOWN, TEXT, render
 from kmatrix.report.results import Results, Run
 from kmatrix.text import make_command, printable, shortened
@@ -65,9 +66,8 @@ def write_summary(matrix: MatrixDir, results: Results) -> str:
 
 def draw_graphs(matrix: MatrixDir, results: Results) -> tuple[list[Path], list[str]]:
     """Draw every graph that has data; return the files, and the reason for each graph that was not drawn."""
-    runs = [RecordedRun(name=run.name, optimizer=run.optimizer, status=run.status, gpu=run.gpu) for run in results.runs]
     files, missing = written(matrix, lambda: graphs.draw(results, matrix.graphs))
-    more, without = written(matrix, lambda: gpu_graphs.draw(results.name, runs, matrix.path, matrix.graphs))
+    more, without = written(matrix, lambda: gpu_graphs.draw(folder_of(matrix.path, results), matrix.graphs))
     return [*files, *more], [*missing, *without]
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import combinations, product
 from pathlib import Path
 
 import matplotlib.style
-import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from colour_vision import VISION, distance
 from figure_layout import layout_problems
-from gpu_factory import FakeGpus, record, write_phases, write_samples
+from gpu_factory import FakeGpus, record, write_phases
 from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import RC_PARAMS
 from kmatrix.report.gpu import graphs
+from kmatrix.report.gpu.folders import RecordedFolder
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
-from kmatrix.report.gpu.recording_graphs import draw, main, read_recording, run
+from kmatrix.report.gpu.recording_graphs import draw, main, read_recordings, run
 from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.gpu.results import RecordedRun
 from kmatrix.report.gpu.timeline import timeline_of
@@ -53,7 +53,7 @@ def runs_of(root, devices, count, **values):
 def figures(root, runs):
     """Return the figures of runs by name, or the reason why there is none."""
     known = [(one, one.gpu) for one in runs]
-    timelines = {one.name: timeline_of(recordings_of(RunDir(root / one.name)), list(graphs.METRICS)) for one in runs}
+    timelines = {one.name: timeline_of(recordings_of(RunDir(root / one.name))) for one in runs}
     with matplotlib.style.context(["default", RC_PARAMS]):
         return {
             "bars": graphs.bars("matrix", known),
@@ -81,7 +81,8 @@ def test_a_file_per_picture_is_written_and_what_is_missing_is_named(tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "gpu_metrics.csv").write_text("timestamp,gpu_index\n")
     bad = RecordedRun(name="bad", gpu=gpu_of(RunDir(tmp_path / "bad"), TrainingTotals()))
-    files, (note,) = graphs.draw("m", [*runs, bad], tmp_path, tmp_path / "graphs")
+    folder = RecordedFolder(name="m", root=tmp_path, runs=[*runs, bad])
+    files, (note,) = graphs.draw(folder, tmp_path / "graphs")
     assert [path.stem for path in files] == NAMES
     assert all(path.stat().st_size > 0 for path in files)
     assert note.startswith("bad: gpu_metrics.csv is not a GPU recording")
@@ -90,15 +91,17 @@ def test_a_file_per_picture_is_written_and_what_is_missing_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("devices", "shape"), [(2, (1, 2)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (16, (4, 4)), (12, (3, 4))]
 )
-def test_the_grid_of_a_panel_per_gpu(devices, shape):
-    assert graphs.grid(devices) == shape
+def test_the_grid_of_a_panel_per_gpu(tmp_path, devices, shape):
+    figure = graphs.per_gpu("matrix", [(one, one.gpu) for one in runs_of(tmp_path, devices, 1)])
+    grid = figure.axes[0].get_subplotspec().get_gridspec()
+    assert (grid.nrows, grid.ncols, len(figure.axes)) == (*shape, devices)
 
 
 def test_memory_has_its_unit_its_peak_and_its_capacity(tmp_path):
     drawn = figures(tmp_path, runs_of(tmp_path, 2, 1))
     (axes,) = drawn["bars"].axes
     assert "23.43 GiB on 2 GPUs, peak 23.53 of 48.00" in axes.get_yticklabels()[0].get_text()
-    assert 48.0 in [line.get_xdata()[0] for line in axes.lines]
+    assert [line.get_xdata()[0] for line in axes.lines[-1:]] == [48.0]
     panel = drawn["memory_used"].axes[0]
     assert drawn["memory_used"].get_supylabel() == "memory (GiB)"
     assert 24.0 in [line.get_ydata()[0] for line in panel.lines]
@@ -122,9 +125,10 @@ def test_the_worst_of_many_gpus_is_named_next_to_their_range(tmp_path):
     assert texts == ["mean, lowest and highest of all", "the one farthest from the mean"]
 
 
-def test_every_title_of_simulated_gpus_is_marked(tmp_path):
+def test_simulated_gpus_are_marked_in_every_picture(tmp_path):
     for name, figure in figures(tmp_path, runs_of(tmp_path, 2, 2, name="NVIDIA A10G (simulated)")).items():
-        assert "(simulated)" in " ".join(text.get_text() for text in figure.texts), name
+        texts = [text.get_text() for text in figure.findobj(Text)]
+        assert sum("(simulated" in text for text in texts) >= 2, name
 
 
 @pytest.mark.parametrize("vision", VISION)
@@ -191,34 +195,24 @@ def test_two_files_are_compared_in_the_current_folder(here, capsys):
 
 @pytest.mark.parametrize("gpus", [2, pytest.param(64, marks=pytest.mark.nightly)])
 def test_the_graphs_of_recordings_are_readable_and_marked_if_simulated(here, gpus):
-    one = read_recording(original(here / "a.json", gpus=gpus))
-    other = read_recording(original(here / "b.json", name="NVIDIA A10G (simulated)"))
+    one, other = read_recordings(
+        [original(here / "a.json", gpus=gpus), original(here / "b.json", name="NVIDIA A10G (simulated)")]
+    )
     with matplotlib.style.context(["default", RC_PARAMS]):
         drawn = [draw([one]), draw([one, other]), draw([other])]
     assert [layout_problems(figure) for figure in drawn] == [[], [], []]
-    marks = [" ".join(text.get_text() for text in figure.texts) for figure in drawn]
+    marks = [" ".join(text.get_text() for text in figure.findobj(Text)) for figure in drawn]
     assert ["simulated" in mark for mark in marks] == [False, True, True]
 
 
 def test_the_gpus_of_a_recording_are_a_band_around_their_mean(here):
-    recordings = [read_recording(original(here / "a.json", gpus=4)), read_recording(original(here / "b.json"))]
-    panels = draw(recordings).axes
-    (power,) = [axes for axes in panels if any("power" in text.get_text() for text in axes.texts)]
+    recordings = read_recordings([original(here / "a.json", gpus=4), original(here / "b.json")])
+    with matplotlib.style.context(["default", RC_PARAMS]):
+        figure = draw(recordings)
+    (power,) = [axes for axes in figure.axes if axes.get_title(loc="left") == "power, W"]
     heights = power.collections[0].get_paths()[0].vertices[:, 1]  # of the file with several GPUs
     assert (heights.min(), heights.max()) == (200.0, 230.0)
     assert power.lines[0].get_ydata()[0] == 215.0
-
-
-def test_all_recordings_of_a_run_are_drawn_and_counted(here):
-    run_dir = RunDir(here / "run")
-    record(run_dir, gpus := FakeGpus(samples=60))
-    earlier = [replace(one, time=one.time - 120) for one in gpus.snapshots()][:40]
-    write_samples(run_dir.path / "gpu_samples.1.bin", gpus, earlier)
-    one = read_recording(run_dir.path)
-    assert (one.length, one.timeline.seconds) == ("100 samples in 98.0 s", 179.0)
-    assert len(one.values("power")) == 400
-    power = draw([one]).axes[2].lines[0].get_ydata()
-    assert (power[0], power[-1], np.isnan(power).any()) == (150.0, 150.0, True)
 
 
 def test_a_truncated_file_is_drawn_and_the_loss_is_reported(here, capsys):

@@ -14,7 +14,7 @@ from kmatrix.records import attempts
 from kmatrix.records.files import write_json
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.recordings import recordings_of
-from kmatrix.report.gpu.timeline import MOST_LINES, banded, timeline_of
+from kmatrix.report.gpu.timeline import COLUMNS, MOST_LINES, timeline_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,31 +32,32 @@ def run_dir(tmp_path):
     return RunDir(tmp_path / "gpt2_adamw_4gpu")
 
 
-def of(run_dir, columns=180):
-    return timeline_of(recordings_of(run_dir), ("power", "memory_used"), columns)
+def of(run_dir):
+    return timeline_of(recordings_of(run_dir))
 
 
 def test_each_column_has_mean_lowest_and_highest_of_its_samples(run_dir):
     gpus = SpikyGpus(samples=1000)
     record(run_dir, gpus)
     found = of(run_dir)
-    assert (len(found.centres), found.seconds) == (180, 999.0)
+    assert found.seconds == 999.0
+    assert [lane.label for lane in found.lanes["power"]] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
+    lane = found.lanes["power"][2]
+    assert len(lane.time) == COLUMNS
     by_column: dict[int, list[float]] = {}
     for number, snapshot in enumerate(gpus.snapshots()):
-        by_column.setdefault(min(179, int(number / (999 / 180))), []).append(snapshot.samples[2].power)
-    lane = found.devices[2].lanes["power"]
+        by_column.setdefault(min(COLUMNS - 1, int(number / (999 / COLUMNS))), []).append(snapshot.samples[2].power)
     for column, values in by_column.items():
         expected = (statistics.fmean(values), min(values), max(values))
         assert (lane.mean[column], lane.low[column], lane.high[column]) == pytest.approx(expected, rel=1e-6)
     assert lane.high.max() > 600  # one sample in 1,000
-    assert [device.label for device in found.devices] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
 
 
 def test_a_lost_device_ends_where_it_was_lost(run_dir):
     record(run_dir, FakeGpus(samples=600, lost={2: 300}))
-    found = of(run_dir)
-    assert np.isnan(found.devices[2].lanes["power"].mean).tolist() == [False] * 90 + [True] * 90
-    assert not np.isnan(found.devices[1].lanes["power"].mean).any()
+    lanes = of(run_dir).lanes["power"]
+    assert np.isnan(lanes[2].mean).tolist() == [False] * (COLUMNS // 2) + [True] * (COLUMNS // 2)
+    assert not np.isnan(lanes[1].mean).any()
 
 
 def test_a_pause_is_a_gap(run_dir):
@@ -68,13 +69,13 @@ def test_a_pause_is_a_gap(run_dir):
     ]
     run_dir.path.mkdir()
     write_samples(run_dir.gpu_samples, gpus, snapshots)
-    found = of(run_dir, 50)
-    unknown = np.flatnonzero(np.isnan(found.devices[0].lanes["power"].mean))
+    found = of(run_dir)
+    unknown = np.flatnonzero(np.isnan(found.lanes["power"][0].mean))
     assert unknown.tolist() == list(range(unknown[0], unknown[-1] + 1))
-    assert len(unknown) * found.seconds / 50 == pytest.approx(900, abs=45)
+    assert len(unknown) * found.seconds / 100 == pytest.approx(900, abs=25)
 
 
-def test_an_attempt_on_other_gpus_is_before_it_with_its_own_devices_and_phases(run_dir):
+def test_an_attempt_on_other_gpus_is_before_it_with_its_phases(run_dir):
     record(run_dir, FakeGpus(samples=60))
     write_phases(run_dir, ("set-up", 0, 10), end=59)
     earlier = FakeGpus(samples=60, power=(70.0,) * 4, name="NVIDIA L4")
@@ -82,12 +83,9 @@ def test_an_attempt_on_other_gpus_is_before_it_with_its_own_devices_and_phases(r
     write_samples(run_dir.path / "gpu_samples.1.bin", earlier, snapshots)
     found = of(run_dir)
     assert found.seconds == 179.0
-    labels = [device.label for device in found.devices]
-    assert labels[3:5] == ["GPU 3", "GPU 0, earlier attempt"]
-    now, before = found.devices[0].lanes["power"].mean, found.devices[4].lanes["power"].mean
-    column = np.searchsorted(found.centres, 80)  # between the two
-    assert (before[0], now[-1]) == (70.0, 150.0)
-    assert np.isnan([before[-1], now[0], now[column], before[column]]).all()
+    first, *_ = found.lanes["power"]
+    assert (first.mean[0], first.mean[-1]) == (70.0, 150.0)
+    assert np.isnan(first.mean[np.searchsorted(first.time, 80)])  # between the two
     # The earlier attempt logged nothing: it was killed in its set-up.
     assert [(one.phase, one.begin, one.end) for one in found.spans] == [("set-up", 0, 59), ("set-up", 120, 130)]
 
@@ -102,9 +100,10 @@ def test_nodes_are_placed_by_the_wall_clock(run_dir):
         snapshots = [replace(one, time=one.time + 30 * node) for one in gpus.snapshots()]
         write_samples(folder.gpu_samples, gpus, snapshots)
     found = of(run_dir)
-    assert [device.label for device in found.devices][3:5] == ["GPU 3 on n1", "GPU 0 on n2"]
+    lanes = found.lanes["power"]
+    assert [one.label for one in lanes][3:5] == ["GPU 3 on n1", "GPU 0 on n2"]
     assert found.seconds == 89.0
-    first = np.flatnonzero(~np.isnan(found.devices[4].lanes["power"].mean))[0]
+    first = np.flatnonzero(~np.isnan(lanes[4].mean))[0]
     assert first * found.seconds / 60 == pytest.approx(30, abs=2)
 
 
@@ -112,9 +111,8 @@ def test_many_devices_are_their_range_and_the_worst_one(run_dir):
     power = [150.0] * MOST_LINES + [90.0]
     count = len(power)
     record(run_dir, FakeGpus(memory=(1000.0,) * count, power=power, utilization=(95.0,) * count))
-    every, worst = banded(of(run_dir), "power")
-    lane = every.lanes["power"]
-    assert (lane.low[5], lane.high[5], worst.label) == (90.0, 150.0, f"GPU {MOST_LINES}")
+    (lane, _), worst = of(run_dir).lines("power")
+    assert (lane.low[5], lane.high[5], worst) == (90.0, 150.0, f"GPU {MOST_LINES}")
     assert lane.mean[5] == pytest.approx(statistics.fmean(power))
 
 

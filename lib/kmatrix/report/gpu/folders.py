@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from kmatrix.errors import RecordError
-from kmatrix.packing import usable_cores
 from kmatrix.records.files import finite
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status
+from kmatrix.report.analyse import analyse
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
 from kmatrix.report.gpu.recordings import PATTERNS, recordings_of, text_recordings
 from kmatrix.report.gpu.results import RecordedRun
-from kmatrix.report.gpu.samples import QUANTITIES
 from kmatrix.report.gpu.timeline import Timeline, timeline_of
+from kmatrix.report.read import of_each
 from kmatrix.report.render import TEXT, environment, plain
-
-LARGE_BYTES = 100_000_000  # of recordings: from there, they are read by a process per core
+from kmatrix.report.results import Results
 
 
 def find_recorded(target: Path | None, results_dir: Path) -> Path:
@@ -55,21 +51,30 @@ class RecordedFolder:
     runs: Sequence[RecordedRun]
     timelines: Mapping[str, Timeline | None] = field(default_factory=dict)  # of the runs of other programs, by name
 
+    def timeline(self, run: RecordedRun) -> Timeline | None:
+        """Return a run over time, None if it has no two samples."""
+        if run.name in self.timelines:
+            return self.timelines[run.name]
+        found = recordings_of(RunDir(self.root / run.name), cpu=run.gpu is not None and run.gpu.unit == "rank")
+        return timeline_of(found, running=run.status == Status.RUNNING)
 
-def read_folder(folder: Path, columns: int = 0) -> RecordedFolder:
-    """Return the runs of a folder. columns: of the timelines of other programs; 0: without them.
 
-    Raises RecordError if there is no recording.
-    """
+def folder_of(root: Path, results: Results) -> RecordedFolder:
+    """Return the runs of a matrix. root: its directory."""
+    runs = [RecordedRun(name=run.name, optimizer=run.optimizer, status=run.status, gpu=run.gpu) for run in results.runs]
+    return RecordedFolder(name=results.name, root=root, runs=runs)
+
+
+def read_folder(folder: Path) -> RecordedFolder:
+    """Return the runs of a folder. Raises RecordError if there is no recording."""
     folder = folder.resolve()
     matrix = MatrixDir(folder)
     if matrix.matrix_json.is_file():
-        found = RecordedFolder(name=matrix.name, root=folder, runs=_of_matrix(matrix))
+        found = folder_of(folder, analyse(matrix))
     else:
-        root = folder.parent if text_recordings(folder) else folder  # a single run, or one per folder
-        pairs = _foreign_runs(folder, columns)
-        timelines = {run.name: timeline for run, timeline in pairs} if columns else {}
-        found = RecordedFolder(name=folder.name, root=root, runs=[run for run, _ in pairs], timelines=timelines)
+        pairs = _foreign_runs(folder)
+        timelines = {run.name: timeline for run, timeline in pairs}
+        found = RecordedFolder(name=folder.name, root=folder, runs=[run for run, _ in pairs], timelines=timelines)
     if not any(run.gpu for run in found.runs):
         raise RecordError(
             f"no GPU recording in {folder}",
@@ -86,18 +91,10 @@ def summarize(folder: Path) -> str:
     return plain(str(template.consolidated(found.name, found.runs))).lstrip("\n")
 
 
-def _of_matrix(matrix: MatrixDir) -> list[RecordedRun]:
-    """Return the runs of a matrix of kmatrix."""
-    from kmatrix.report.analyse import analyse
-
-    runs = analyse(matrix).runs
-    return [RecordedRun(name=run.name, optimizer=run.optimizer, status=str(run.status), gpu=run.gpu) for run in runs]
-
-
-def _foreign_runs(folder: Path, columns: int) -> list[tuple[RecordedRun, Timeline | None]]:
+def _foreign_runs(folder: Path) -> list[tuple[RecordedRun, Timeline | None]]:
     """Return the run in a folder; else those in all_results.json of the original project, then all others in it."""
     if text_recordings(folder):
-        return [_foreign(folder, {}, columns)]
+        return [_foreign((folder, {}))]
     try:
         entries = json.loads((folder / "all_results.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -105,18 +102,13 @@ def _foreign_runs(folder: Path, columns: int) -> list[tuple[RecordedRun, Timelin
     results = {str(one["test_id"]): one for one in entries if isinstance(one, dict) and one.get("test_id")}
     listed = [folder / name for name in results if (folder / name).is_dir()]
     recorded = sorted({path.parent for pattern in PATTERNS for path in folder.glob(f"*/{pattern}")})
-    folders = list(dict.fromkeys(listed + recorded))
-    of_each = (folders, [results.get(path.name, {}) for path in folders], repeat(columns))
-    size = sum(path.stat().st_size for one in folders for path in text_recordings(one)[:1])
-    if len(folders) == 1 or size < LARGE_BYTES:
-        return list(map(_foreign, *of_each))
-    # Not forked: libraries of this process may have threads.
-    with ProcessPoolExecutor(min(len(folders), usable_cores()), get_context("spawn")) as pool:
-        return list(pool.map(_foreign, *of_each))
+    found = [(path, results.get(path.name, {})) for path in dict.fromkeys(listed + recorded)]
+    return of_each(_foreign, found, sum(path.stat().st_size for one, _ in found for path in text_recordings(one)[:1]))
 
 
-def _foreign(folder: Path, result: Mapping[str, Any], columns: int) -> tuple[RecordedRun, Timeline | None]:
-    """Return a run of the original project with its timeline. result: its entry in all_results.json."""
+def _foreign(found: tuple[Path, Mapping[str, Any]]) -> tuple[RecordedRun, Timeline | None]:
+    """Return a run of the original project over time. found: its folder, and its entry in all_results.json."""
+    folder, result = found
     tokens, success = finite(result.get("tokens")), result.get("success")
     totals = TrainingTotals(tokens=None if tokens is None else int(tokens), seconds=finite(result.get("elapsed_time")))
     _, _, optimizer = folder.name.partition("_")  # gpt2_adamw_magnitude_50
@@ -127,4 +119,4 @@ def _foreign(folder: Path, result: Mapping[str, Any], columns: int) -> tuple[Rec
         status=str(Status.FINISHED if success else Status.FAILED) if isinstance(success, bool) else "",
         gpu=gpu_of(RunDir(folder), totals, recordings),
     )
-    return run, timeline_of(recordings, QUANTITIES, columns) if columns else None
+    return run, timeline_of(recordings)

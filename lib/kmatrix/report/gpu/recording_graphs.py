@@ -1,138 +1,99 @@
-"""Graphs of single recordings, without a matrix: one over time, or two compared, as the original project draws them.
+"""Graphs of recordings without a matrix: one over time, or two compared, as the original project draws them.
 
-`python scripts/gputop.py --gen-graph FILE` and `--compare FILE FILE`: statistics files of this or of the original
-project, also truncated ones, tables, and run directories with all of their recordings.
+`python scripts/gputop.py --gen-graph FILE` and `--compare FILE FILE`: recordings of any format, and run directories.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kmatrix.errors import RecordError, reason_of
+from kmatrix.errors import RecordError
 from kmatrix.output import run_program
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
-from kmatrix.report.figure import draw_jobs, mark_of, new_figure, subtitle, time_unit
-from kmatrix.report.gpu.graphs import METRICS, POINTS, draw_line, legend
+from kmatrix.report import figure
+from kmatrix.report.gpu.graphs import METRICS, draw_lanes, draw_legend
 from kmatrix.report.gpu.load import load
 from kmatrix.report.gpu.recordings import Recording, RunRecordings, recordings_of
-from kmatrix.report.gpu.samples import Array, DeviceFacts
-from kmatrix.report.gpu.timeline import Lane, Timeline, banded, range_of, timeline_of
-from kmatrix.text import WIDTH, columns, fixed, shortened_names, table
+from kmatrix.report.gpu.samples import label_of
+from kmatrix.report.gpu.timeline import range_of, timeline_of
+from kmatrix.text import WIDTH, columns, fixed, plural, shortened_names, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Line = tuple[str, Array, Lane]  # name in the legend, times (s), values
+Named = tuple[str, RunRecordings]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """One recording, or all of a run."""
-
-    name: str
-    recordings: tuple[Recording, ...]
-    timeline: Timeline
-    notes: tuple[str, ...]
-
-    @property
-    def simulated(self) -> bool:
-        return any(one.samples.simulated for one in self.recordings)
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} (simulated)" if self.simulated else self.name
-
-    @property
-    def length(self) -> str:
-        """The number of samples and the time that they cover, without that between two recordings."""
-        samples = [one.samples for one in self.recordings]
-        return f"{sum(map(len, samples)):,} samples in {sum(float(np.ptp(one.time)) for one in samples):,.1f} s"
-
-    def values(self, quantity: str, device: DeviceFacts | None = None) -> Array:
-        """Return the known values of a device, by default of all, in the unit of the panel of a quantity."""
-        found = [np.empty(0)]
-        for samples in (one.samples for one in self.recordings):
-            places = [place for place, one in enumerate(samples.devices) if device in (None, one)]
-            found.append(samples.values[quantity][:, places].ravel())
-        every = np.concatenate(found)
-        return every[~np.isnan(every)] / METRICS[quantity][2]
+def read_recordings(paths: Sequence[Path]) -> list[Named]:
+    """Return the recordings in files or run directories, with their names. Raises RecordError if there is none."""
+    found = []
+    for path, name in zip(paths, shortened_names([str(path) for path in paths], 40), strict=True):
+        if path.is_dir():
+            one = recordings_of(RunDir(path))
+        else:
+            one = RunRecordings(recordings=(Recording(evidence=path.name, samples=load(path)),))
+        if not one.recordings:
+            hint = "pass the directory of a recorded run, or a gpu_stats*.json or gpu_metrics*.csv file"
+            raise RecordError(f"{path} contains no recording", why="; ".join(one.notes), hint=hint)
+        mark = " (simulated)" if one.recordings[0].samples.simulated else ""
+        found.append((f"{name}{mark}", one))
+    return found
 
 
-def read_recording(path: Path, name: str = "") -> Recorded:
-    """Return a recording, or those of a run directory. Raises RecordError if there is none."""
-    if path.is_dir():
-        found = recordings_of(RunDir(path))
-    else:
-        found = RunRecordings(recordings=(Recording(evidence=str(path), samples=load(path)),))
-    if not found.recordings:
-        hint = "pass the directory of a recorded run, or a gpu_stats*.json or gpu_metrics*.csv file"
-        raise RecordError(f"{path} contains no recording", why="; ".join(found.notes), hint=hint)
-    timeline = timeline_of(found, list(METRICS), POINTS)
-    if timeline is None:
-        raise RecordError(f"{path} has a single sample", hint="record again")
-    notes = (*found.notes, *(note for one in found.recordings for note in one.samples.notes))
-    return Recorded(name=name or path.name, recordings=found.recordings, timeline=timeline, notes=notes)
-
-
-def draw(drawn: Sequence[Recorded]) -> Figure:
+def draw(recordings: Sequence[Named]) -> Figure | str:
     """Return a figure with a panel per quantity: of one recording a line per GPU, of two the GPUs of each together."""
-    every = {name: [line for one in drawn for line in _lines(one, name, alone=len(drawn) == 1)] for name in METRICS}
-    known = {name: lines for name, lines in every.items() if lines}
-    names = " and ".join(one.name for one in drawn)
-    if not known:
-        raise RecordError(f"{names} has no known value", hint="record again")
-    title = "GPU recording" if len(drawn) == 1 else "GPU comparison"
-    mark = mark_of([one.simulated for one in drawn], "recordings")
-    figure, panels = new_figure(names, title, (math.ceil(len(known) / 2), min(2, len(known))), note=mark)
-    time_name, seconds = time_unit(max(one.timeline.seconds for one in drawn))
-    places: dict[str, int] = {}
-    for axes, (name, lines) in zip(panels, known.items(), strict=False):
-        word, unit, size = METRICS[name]
-        subtitle(axes, f"{word}, {unit}")
+    known = [(name, one) for name, found in recordings if (one := timeline_of(found))]
+    shown = [quantity for quantity in METRICS if any(one.knows(quantity) for _, one in known)]
+    if not shown:
+        return "there are no two samples with a value"
+    names = " and ".join(name for name, _ in known)
+    picture, panels = figure.new_figure(names, "GPU recording", len(shown), min(2, len(shown)), row=2.4)
+    time_name, seconds = figure.time_unit(max(one.seconds for _, one in known))
+    for axes, quantity in zip(panels, shown, strict=True):
+        word, unit, size = METRICS[quantity]
+        lanes, worst = known[0][1].lines(quantity)
+        if len(known) > 1:
+            lanes, worst = [range_of(name, one.lanes[quantity]) for name, one in known], ""
+        draw_lanes(axes, lanes, seconds, size)
+        axes.set_title(f"{word}, {unit}{worst and f': {worst}'}")
         axes.set_xlabel(f"time ({time_name})")
-        for label, times, lane in lines:
-            place = places.setdefault(label, len(places))
-            draw_line(axes, times / seconds, lane, size, place=place)
-    for spare in panels[len(known) :]:
-        spare.set_axis_off()
-    legend(figure, places)
-    return figure
+    draw_legend(picture)
+    return picture
 
 
-def _lines(one: Recorded, quantity: str, *, alone: bool) -> list[Line]:
-    """Return a line per GPU (of many their range and the worst); or one of all: their mean, lowest and highest."""
-    times, devices = one.timeline.centres, one.timeline.devices
-    if alone:
-        return [(device.label, times, device.lanes[quantity]) for device in banded(one.timeline, quantity)]
-    lanes = [device.lanes[quantity] for device in devices if quantity in device.lanes]
-    return [(one.label, times, range_of(lanes))] if lanes else []
-
-
-def summary(drawn: Sequence[Recorded]) -> str:
+def summary(recordings: Sequence[Named]) -> str:
     """Return mean, minimum and maximum of each quantity: of one recording per GPU, of two over the GPUs of each."""
-    rows, lines = [], []
-    for one in drawn:
-        lines += [f"{one.label}: {one.length}", *(f"! {note}" for note in one.notes)]
-    for name, (word, unit, _) in METRICS.items():
-        for one in drawn:
-            devices = dict.fromkeys(device for each in one.recordings for device in each.samples.devices)
-            for device in devices if len(drawn) == 1 else (None,):
-                if len(values := one.values(name, device)):
-                    numbers = (fixed(float(x), 2) for x in (values.mean(), values.min(), values.max()))
-                    rows.append(
-                        [f"{word}, {unit}", f"GPU {device.index}, {device.name}" if device else one.label, *numbers]
-                    )
-    found = table(columns(["quantity", "of", "mean", "minimum", "maximum"], (0, 1)), rows, WIDTH)
-    return "\n".join([*lines, "", *found, ""])
+    lines, rows = [], []
+    for name, found in recordings:
+        samples = [one.samples for one in found.recordings]
+        length = plural(sum(map(len, samples)), "sample")
+        lines += [
+            f"{name}: {length} in {sum(one.time[-1] for one in samples):,.1f} s",
+            *(f"! {note}" for note in found.notes),
+        ]
+        lines += [f"! {note}" for one in samples for note in one.notes]
+    for quantity, (word, unit, size) in METRICS.items():
+        for name, found in recordings:
+            of_each = [
+                (f"{label_of(device, one.host, is_cpu=False)}, {device.name}", values / size)
+                for one in found.recordings
+                for device, values in zip(one.samples.devices, one.samples.values[quantity].T, strict=True)
+            ]
+            if len(recordings) > 1:
+                of_each = [(name, np.concatenate([values for _, values in of_each]))]
+            for label, values in of_each:
+                if len(known := values[~np.isnan(values)]):
+                    numbers = (fixed(float(number), 2) for number in (known.mean(), known.min(), known.max()))
+                    rows.append([f"{word}, {unit}", label, *numbers])
+    rendered = table(columns(["quantity", "of", "mean", "minimum", "maximum"], (0, 1)), rows, WIDTH)
+    return "\n".join([*lines, "", *rendered, ""])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -143,22 +104,12 @@ def main(argv: Sequence[str]) -> int:
     chosen.add_argument("--compare", type=Path, nargs=2, metavar="FILE", help="compare two recordings, in this folder")
     options = parser.parse_args(argv)
     path: Path | None = options.gen_graph
-    if path is not None:
-        drawn, folder = [read_recording(path)], path if path.is_dir() else path.parent
-        stem = path.resolve().name.removesuffix(".json")
-    else:
-        names = shortened_names([str(each) for each in options.compare], 40)
-        drawn = [read_recording(each, name) for each, name in zip(options.compare, names, strict=True)]
-        folder, stem = Path(), "gpu_comparison"
-    text, file = summary(drawn), folder / f"{stem}_summary.txt"
-    try:
-        written, _ = draw_jobs([(f"{stem}_plot.png", partial(draw, drawn))], folder)
-        write_text(file, text)
-    except OSError as error:
-        hint = "copy the recording to a folder with space"
-        raise RecordError(f"cannot write {error.filename or folder}", why=reason_of(error), hint=hint) from None
-    print(text, end="")
-    print("\n".join(f"wrote {path}" for path in (*written, file)))
+    stem = "gpu_comparison" if path is None else str(path.absolute()).removesuffix(".json")
+    recordings = read_recordings(options.compare if path is None else [path])
+    text, file = summary(recordings), Path(f"{stem}_summary.txt")
+    written, missing = figure.draw_jobs([(f"{stem}_plot.png", partial(draw, recordings))], Path())
+    write_text(file, text)
+    print(text, *(f"wrote {one}" for one in (*written, file)), *missing, sep="\n")
     return 0
 
 
