@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Job = tuple[str, Callable[[], "Figure | str"]]  # file name, and what draws it or says why there is nothing to draw
-WIDTH, ROW, DPI = 12.0, 0.34, 100  # inches, inches of a run or configuration, dots per inch
+ROW = 0.34  # inches of a run or configuration
 MOST = 30  # runs or configurations of a figure
 MOST_NAME = 48  # characters of a run or configuration
 TIME_UNITS = (("hours", 3600.0, 3 * 3600.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))  # name, s, used from
-ALARM, QUIET, DARK = "#b3261e", "#5f6773", "#16191d"
+ALARM, DARK = "#b3261e", "#16191d"
 # On white and on black paper.
 PALETTE = (
     *(("#0a4a96", "#78a6ee"), ("#bf4f26", "#f0784f"), ("#117c56", "#9fe8b8"), ("#8f5aea", "#8371ea")),
@@ -59,40 +60,31 @@ def colour_of(optimizer: str) -> int:
 def marks_of(configurations: Sequence[Configuration]) -> dict[str, tuple[int, int]]:
     """Return configuration -> colour and dash. Those of one optimizer have different dashes, then other colours."""
     optimizers = {one.axes.get("optimizer", "") for one in configurations}
-    used: dict[int, int] = {}
+    used: Counter[int] = Counter()
     found = {}
     for place, one in enumerate(configurations):
         colour = colour_of(one.axes.get("optimizer", ""))
         if len(optimizers) < 2:  # its configurations differ in something else, and have all colours, its own first
             colour = (colour + place) % len(PALETTE)
-        found[one.name] = colour, used.get(colour, 0) % len(DASHES)
-        used[colour] = used.get(colour, 0) + 1
+        found[one.name] = colour, used[colour] % len(DASHES)
+        used[colour] += 1
     return found
 
 
 def new_figure(
-    name: str,
-    title: str,
-    panels: int = 1,
-    columns: int = 1,
-    *,
-    labels: Sequence[str] = (),
-    row: float = 0.8,
-    note: str = "",
-    shared: bool = False,
+    about: str, title: str, panels: int = 1, columns: int = 1, *, labels: Sequence[str] = (), shared: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its panels.
 
-    name: of the matrix, in the line below the title with the note. labels: of the rows of each panel, the first on top.
-    row: height of a row of panels without labels (inches). shared: all panels have the same axes.
+    about: the line below the title. labels: of the rows of each panel, the first on top. shared: of one quantity.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     rows = math.ceil(panels / columns)
-    height = 1.5 + rows * (row + ROW * len(labels))
+    height = 1.5 + rows * (0.8 + ROW * len(labels) if labels else max(1.7, 6.0 / rows))
     # Not pyplot: it keeps global state, selects a display, and is not safe in threads.
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    figure = Figure(figsize=(12, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     every = list(figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared or len(labels) > 0).flat)
     for spare in every[panels:]:
         spare.remove()
@@ -102,13 +94,13 @@ def new_figure(
         every[0].set_yticks(range(len(labels)), labels)
         every[0].set_ylim(len(labels) - 0.4, -0.6)
     figure.suptitle(f"{title}\n", x=0.012, ha="left", fontsize=13, fontweight="bold")
-    figure.text(0.012, 1 - 0.42 / height, f"{shortened(name, 62)}{note}", color=QUIET, va="top")
+    figure.text(0.012, 1 - 0.42 / height, shortened(about, 150), color="#5f6773", va="top")
     return figure, every[:panels]
 
 
-def first_of(items: Sequence[T], what: str, most: int = MOST) -> tuple[Sequence[T], str]:
-    """Return the items that a figure shows, and a note if these are not all."""
-    return items[:most], f", the first {most} of {len(items)} {what}" if len(items) > most else ""
+def first_of(about: str, items: Sequence[T], what: str, most: int = MOST) -> tuple[str, Sequence[T]]:
+    """Return the items that a figure shows, and the line below its title with a note if these are not all."""
+    return f"{about}, the first {most} of {len(items)} {what}" if len(items) > most else about, items[:most]
 
 
 def draw_jobs(jobs: Iterable[Job], folder: Path) -> tuple[list[Path], list[str]]:

@@ -63,10 +63,9 @@ def _losses(results: Results, axis: str, label: str, scale: float = 1.0) -> Figu
     ]
     if not curves:
         return "no configuration has two evaluations"
-    shown, note = figure.first_of(curves, "configurations", MOST_LINES)
+    about, shown = figure.first_of(results.name, curves, "configurations", MOST_LINES)
     marks = figure.marks_of(results.configurations)
-    title = f"Loss over {label.partition(' ')[0]}"
-    drawn, (whole, late) = figure.new_figure(results.name, title, 2, 2, row=6.0, note=note)
+    drawn, (whole, late) = figure.new_figure(about, f"Loss over {label.partition(' ')[0]}", 2, 2)
     end = max(np.nanmax(curve[axis]) for _, curve in shown)
     for panel, begin in ((whole, 0.0), (late, FALL * end)):
         for name, curve in shown:
@@ -93,11 +92,11 @@ def _final_losses(results: Results) -> Figure | str:
     if not measures:
         return "no run finished with a validation loss"
     known = [one for one in results.configurations if one.name in measures or one.ends]
-    shown, note = figure.first_of(known, "configurations")
+    about, shown = figure.first_of(results.name, known, "configurations")
     limit = axis_limit([one.mean for one in shown if one.mean is not None])
     marks = figure.marks_of(results.configurations)
     labels = [f"{shortened(one.name, MOST_NAME)}\n{_numbers(one)}" for one in shown]
-    drawn, (panel,) = figure.new_figure(results.name, "Final validation loss", labels=labels, note=note)
+    drawn, (panel,) = figure.new_figure(about, "Final validation loss", labels=labels)
     for row, one in enumerate(shown):
         style: dict[str, Any] = {"color": PALETTE[marks[one.name][0]][0], "markersize": 8}
         if one.mean is not None and one.mean > limit:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -70,13 +70,13 @@ def bars(name: str, known: Sequence[Recorded]) -> Figure | str:
     every = [(run, gpu) for run, gpu in known if gpu.main.memory_used_mean is not None]
     if not every:
         return "no run recorded its memory"
-    rows, note = figure.first_of(every, "runs")
+    about, rows = figure.first_of(name, every, "runs")
     numbers = [(gpu.main.memory_used_mean, None, gpu.memory_used_max, gpu.memory_total) for _, gpu in rows]
     labels = [
         f"{label}\n{_gib(mean)} GiB on {plural(len(gpu.gpus), gpu.unit)}, peak {_gib(peak)} of {_gib(capacity)}"
         for label, (_, gpu), (mean, _, peak, capacity) in zip(_labels(rows), rows, numbers, strict=True)
     ]
-    drawn, (axes,) = figure.new_figure(name, "Memory per run", labels=labels, note=note)
+    drawn, (axes,) = figure.new_figure(about, "Memory per run", labels=labels)
     _draw_memory(axes, rows, numbers)
     axes.set_xlabel(f"memory used (GiB), sum over the devices of a run   {MARKS}")
     return drawn
@@ -88,11 +88,11 @@ def per_gpu(name: str, known: Sequence[Recorded]) -> Figure | str:
     most = max((len(gpu.gpus) for _, gpu in every), default=0)
     if most < 2:
         return f"no run was recorded on at least two {known[0][1].unit}s"
-    rows, note = figure.first_of(every, "runs")
-    places, more = figure.first_of(range(most), "devices", MOST_DEVICES)
-    columns = math.ceil(len(places) / math.isqrt(len(places)))
-    layout: dict[str, Any] = {"labels": _labels(rows), "note": note + more, "shared": True}
-    drawn, panels = figure.new_figure(name, f"Memory per {rows[0][1].unit}", len(places), columns, **layout)
+    about, rows = figure.first_of(name, every, "runs")
+    about, places = figure.first_of(about, range(most), "devices", MOST_DEVICES)
+    grid = len(places), math.ceil(len(places) / math.isqrt(len(places)))  # panels, columns
+    title = f"Memory per {rows[0][1].unit}"
+    drawn, panels = figure.new_figure(about, title, *grid, labels=_labels(rows), shared=True)
     for place, axes in zip(places, panels, strict=True):
         devices = [gpu.gpus[place] if place < len(gpu.gpus) else None for _, gpu in rows]
         axes.set_title(first_names(dict.fromkeys(one.label for one in devices if one), 2))
@@ -124,7 +124,7 @@ def balance(name: str, known: Sequence[Recorded]) -> Figure | str:
     every = [(run, gpu) for run, gpu in known if "memory_used" in gpu.main.balance]
     if not every:
         return "no run recorded the memory of at least two devices"
-    rows, note = figure.first_of(every, "runs")
+    about, rows = figure.first_of(name, every, "runs")
     labels, shares = [], []
     for label, (_, gpu) in zip(_labels(rows), rows, strict=True):
         used = sorted((mean, one.label) for one in gpu.gpus if (mean := one.mean("memory_used")) is not None)
@@ -133,7 +133,7 @@ def balance(name: str, known: Sequence[Recorded]) -> Figure | str:
         labels.append(f"{label}\nlowest {used[0][1]}, highest {used[-1][1]}")
         if gpu.ranks and gpu.ranks.hidden:
             labels[-1] += f", waits {100 * gpu.ranks.straggler_time_share:.0f} % for rank {gpu.ranks.slowest_rank}"
-    drawn, panels = figure.new_figure(name, "Load balance", 4, 4, labels=labels, note=note)
+    drawn, panels = figure.new_figure(about, "Load balance", 4, 4, labels=labels)
     colours = _colours(rows)
     for place, share in enumerate(shares):
         panels[0].plot(share, [place] * len(share), marker="o", color=colours[place], alpha=0.7)
@@ -155,13 +155,12 @@ def over_time(
 ) -> Figure | str:
     """Draw a panel per run with a line per device; of many their mean, lowest and highest, and the worst by name."""
     word, unit, size = METRICS[quantity]
-    rows, note = figure.first_of(known, "runs")
+    about, rows = figure.first_of(name, known, "runs")
     drawn = [(row, one) for row in rows if (one := timelines.get(row[0].name)) and one.knows(quantity)]
     if not drawn:
         return f"no run recorded its {word} over time"
     title = f"{word[0].upper()}{word[1:]} over time, each {known[0][1].unit}"
-    layout: dict[str, Any] = {"panels": len(drawn), "columns": min(2, len(drawn)), "row": 1.7, "shared": True}
-    picture, panels = figure.new_figure(name, title, note=note, **layout)
+    picture, panels = figure.new_figure(about, title, len(drawn), min(2, len(drawn)), shared=True)
     time_name, seconds = figure.time_unit(max(one.seconds for _, one in drawn))
     for axes, label, (_, one) in zip(panels, _labels([row for row, _ in drawn]), drawn, strict=True):
         lanes, worst = one.lines(quantity)

@@ -54,7 +54,7 @@ def draw(recordings: Sequence[Named]) -> Figure | str:
     if not shown:
         return "there are no two samples with a value"
     names = " and ".join(name for name, _ in known)
-    picture, panels = figure.new_figure(names, "GPU recording", len(shown), min(2, len(shown)), row=2.4)
+    picture, panels = figure.new_figure(names, "GPU recording", len(shown), min(2, len(shown)))
     time_name, seconds = figure.time_unit(max(one.seconds for _, one in known))
     for axes, quantity in zip(panels, shown, strict=True):
         word, unit, size = METRICS[quantity]
