@@ -227,7 +227,7 @@ class MetricLine(Record, frozen=True, kw_only=True):
 
 def metric_line_of(values: MetricValues) -> MetricLine | None:
     """Return the decoded values of a line as a line of metrics, or None without a step. Changes `values`."""
-    step, time, resumed, _ = (values.pop(name, None) for name in ("step", "time", "resumed", "schema"))
+    step, time, resumed, _ = map(values.pop, ("step", "time", "resumed", "schema"), (None,) * 4)
     if type(step) is not int or step < 0:  # not isinstance: True is an int
         return None
     known = type(time) in (int, float) and 0 <= time <= LATEST  # type: ignore[operator]

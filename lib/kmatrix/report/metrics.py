@@ -4,43 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
-from math import isnan, nan
-from operator import attrgetter
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 
-from kmatrix.records.decode import Amount, Count, Number, Record, UnixTime, as_tuple, decode_lines, replaced
-from kmatrix.records.decode import field as record_field
+from kmatrix.records.decode import Amount, Count, Number, Record, decode_lines
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunNumbers, merged_lines
+from kmatrix.records.runs import MetricValues, RunNumbers, merged_lines, metric_line_of
 from kmatrix.report.gpu.energy import joules_at
 from kmatrix.report.gpu.recordings import Recording
 
 MOST_POINTS = 200  # of a curve
-# Numbers of a run that are the newest values of a metric, and those that are typical ones
-NEWEST = ("hellaswag_accuracy", "hellaswag_accuracy_norm", "core_metric", "core_standard_error", "sparsity")
-TYPICAL = ("tokens_per_second", "mfu", "step_ms")
-
-
-class Evaluations(Record, frozen=True, kw_only=True):
-    """The validation losses of a run as columns: all of up to MOST_POINTS, else those of `thinned`."""
-
-    step: Annotated[tuple[Count, ...], Meta(description="optimizer steps done, ascending")] = ()
-    loss: Annotated[tuple[Number, ...], Meta(description="validation loss, nats/token")] = ()
-    tokens: Annotated[tuple[Count | None, ...], Meta(description="trained on so far, all ranks")] = ()
-    seconds: Annotated[tuple[Number | None, ...], Meta(description="of training so far, over all attempts")] = ()
-    joules: Annotated[tuple[Amount | None, ...], Meta(description="of all devices since the training began")] = ()
+VAL, TRAIN, BITS = "val/loss", "train/loss", "val/bits_per_byte"
+NEWEST = {  # number of a run -> metric whose newest value it is
+    "final_val_loss": VAL,
+    "final_train_loss": TRAIN,
+    "hellaswag_accuracy": "hellaswag/accuracy",
+    "hellaswag_accuracy_norm": "hellaswag/accuracy_norm",
+    "core_metric": "core/metric",
+    "core_standard_error": "core/standard_error",
+    "sparsity": "sparsity",
+}
+TYPICAL = {  # -> metric whose median it is
+    "tokens_per_second": "throughput/tokens_per_s",
+    "mfu": "throughput/mfu",
+    "step_ms": "throughput/step_ms",
+}
 
 
 class TrainingLosses(Record, frozen=True, kw_only=True):
     """The training losses of a run as columns: all of up to MOST_POINTS, else those of `thinned`."""
 
     step: Annotated[tuple[Count, ...], Meta(description="optimizer steps done, ascending")] = ()
-    loss: Annotated[tuple[Number, ...], Meta(description="training loss, nats/token")] = ()
+    loss: Annotated[tuple[Number, ...], Meta(description="nats/token")] = ()
+
+
+class Evaluations(TrainingLosses, frozen=True, kw_only=True):
+    """The validation losses of a run in the same way, and what it had taken by then."""
+
+    tokens: Annotated[tuple[Count | None, ...], Meta(description="trained on so far, all ranks")] = ()
+    seconds: Annotated[tuple[Number | None, ...], Meta(description="of training so far, over all attempts")] = ()
+    joules: Annotated[tuple[Amount | None, ...], Meta(description="of all devices since the training began")] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,70 +60,48 @@ class Metrics:
     last_times: Mapping[int, float] = field(default_factory=dict)  # attempt -> Unix s of its last training line
 
 
-class LossLine(Record, frozen=True, kw_only=True, gc=False):
-    """The values of a line of metrics.jsonl that reports need. NaN: not in this line; None: not finite."""
-
-    step: Count
-    attempt: Count = 1
-    resumed: bool = False
-    time: UnixTime | None = None
-    elapsed_s: Number | None = nan
-    tokens: Number | None = nan
-    val_loss: Number | None = record_field(name="val/loss", default=nan)
-    train_loss: Number | None = record_field(name="train/loss", default=nan)
-    bits_per_byte: Number | None = record_field(name="val/bits_per_byte", default=nan)
-    hellaswag_accuracy: Number | None = record_field(name="hellaswag/accuracy", default=nan)
-    hellaswag_accuracy_norm: Number | None = record_field(name="hellaswag/accuracy_norm", default=nan)
-    core_metric: Number | None = record_field(name="core/metric", default=nan)
-    core_standard_error: Number | None = record_field(name="core/standard_error", default=nan)
-    sparsity: Number | None = nan
-    tokens_per_second: Number | None = record_field(name="throughput/tokens_per_s", default=nan)
-    mfu: Number | None = record_field(name="throughput/mfu", default=nan)
-    step_ms: Number | None = record_field(name="throughput/step_ms", default=nan)
-
-    def merged(self, later: LossLine) -> LossLine:
-        """Return this line with the values of a later line of the same step."""
-        found = ((name, getattr(later, name)) for name in self.__struct_fields__)
-        return replaced(self, **{name: value for name, value in found if _is_there(value)})
-
-
 class Log:
-    """The lines of metrics.jsonl that count, merged by step, as columns; of each attempt those of lost work, too."""
+    """The lines of metrics.jsonl that count, merged by step; of each attempt the time of lost work, too."""
 
     def __init__(self, path: Path) -> None:
         """Read a file; a missing one has no lines. Damaged lines are noted."""
-        lines = decode_lines(path, LossLine)
-        self.last_times: dict[int, float] = {}  # attempt -> Unix s of its last training line
-        for attempt, group in groupby(lines, attrgetter("attempt")):
-            own = list(group)
-            times = (line.time for line in reversed(own) if line.time is not None and _is_there(line.train_loss))
-            for time in islice(times, 1):
-                self.last_times[attempt] = time
-        names = LossLine.__struct_fields__
-        rows = np.array([as_tuple(line) for line in merged_lines(lines)], np.float64).reshape(-1, len(names))
-        self._columns = dict(zip(names, rows.T.copy(), strict=True))
-        self.step = self["step"].astype(np.int64)
+        lines = [line for values in decode_lines(path, MetricValues) if (line := metric_line_of(values)) is not None]
+        # attempt -> Unix s of its last training line
+        self.last_times = {line.attempt: line.time for line in lines if line.time is not None and TRAIN in line.values}
+        self.lines = merged_lines(lines)
+        self.step = np.array([line.step for line in self.lines], np.int64)
+        self.time = np.array([line.time for line in self.lines], np.float64)
+        self.attempt = np.array([line.attempt for line in self.lines], np.int64)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return the values of a field of `LossLine`, one per step; NaN: unknown or not finite."""
-        return self._columns[name]
+        """Return the values of a metric, one per step; NaN: unknown or not finite."""
+        return np.array([line.values.get(name, nan) for line in self.lines], np.float64)
+
+    def at(self, place: int, name: str) -> Any:
+        """Return the value of a metric at a step (its index)."""
+        return self.lines[place].values.get(name)
+
+    def newest(self, name: str) -> float | None:
+        """Return the newest known value of a metric."""
+        return next((value for line in reversed(self.lines) if (value := line.values.get(name)) is not None), None)
 
 
 def read(run_dir: RunDir, recordings: Sequence[Recording]) -> Metrics:
     """Return what the log of a run says, with the energy in its recordings."""
     log = Log(run_dir.metrics)
-    seconds, val, train = _seconds(log["elapsed_s"]), log["val_loss"], log["train_loss"]
+    elapsed, val, train = log["elapsed_s"], log[VAL], log[TRAIN]
+    seconds = _seconds(elapsed)
     evaluated, trained = np.flatnonzero(~np.isnan(val)), np.flatnonzero(~np.isnan(train))
     kept = evaluated[thinned(val[evaluated])]
     drawn = trained[thinned(train[trained])]
     return Metrics(
-        numbers=_numbers(log, seconds, evaluated, trained),
+        numbers=_numbers(log, val, seconds, evaluated, trained),
         val=Evaluations(
             step=tuple(log.step[kept].tolist()),
             loss=tuple(val[kept].tolist()),
-            tokens=tuple(map(_integer, log["tokens"][kept])),
+            tokens=tuple(log.at(place, "tokens") for place in kept),
             seconds=tuple(map(_number, seconds[kept])),
-            joules=tuple(map(_number, _joules(recordings, log, kept))),
+            joules=tuple(map(_number, _joules(recordings, log, elapsed, kept))),
         ),
         train=TrainingLosses(step=tuple(log.step[drawn].tolist()), loss=tuple(train[drawn].tolist())),
         last_times=log.last_times,
@@ -151,52 +136,42 @@ def _seconds(elapsed: np.ndarray) -> np.ndarray:
     return found
 
 
-def _joules(recordings: Sequence[Recording], log: Log, wanted: np.ndarray) -> np.ndarray:
+def _joules(recordings: Sequence[Recording], log: Log, elapsed: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the energy (J) of all devices since the training began at some steps (indices); NaN: unknown.
 
     Evaluations and checkpoints are included; what an attempt trained and lost, and the time between attempts, are not.
     """
     if not recordings or not len(wanted):
         return np.full(len(wanted), np.nan)
-    attempt, elapsed = log["attempt"], log["elapsed_s"]
     # Each attempt needs its own ends: the time between two of them was not training.
-    first = 1 + np.flatnonzero(attempt[1:] != attempt[:-1])
+    first = 1 + np.flatnonzero(log.attempt[1:] != log.attempt[:-1])
     at = np.unique(np.concatenate([wanted, first, first - 1]))
-    ends, clock, before = log["time"][at], elapsed[at], np.append(0.0, elapsed[at][:-1])
-    goes_on = np.append(False, attempt[at][1:] == attempt[at][:-1])
+    ends, clock, before = log.time[at], elapsed[at], np.append(0.0, elapsed[at][:-1])
+    goes_on = np.append(False, log.attempt[at][1:] == log.attempt[at][:-1])
     begins = np.where(goes_on, np.append(np.nan, ends[:-1]), ends - np.where(clock >= before, clock - before, clock))
     begun, ended = np.split(joules_at(recordings, [*begins, *ends]), 2)
     return np.cumsum(ended - begun)[np.searchsorted(at, wanted)].round(1)
 
 
-def _numbers(log: Log, seconds: np.ndarray, evaluated: np.ndarray, trained: np.ndarray) -> RunNumbers:
+def _numbers(log: Log, val: np.ndarray, seconds: np.ndarray, evaluated: np.ndarray, trained: np.ndarray) -> RunNumbers:
     """Return the numbers in a log, which are used until the run has a result. evaluated, trained: steps (indices)."""
-    if not len(log.step):
+    if not log.lines:
         return RunNumbers()
-    losses, bits = log["val_loss"], log["bits_per_byte"]
-    best = int(evaluated[losses[evaluated].argmin()]) if len(evaluated) else None
-    measured = max([*evaluated[-1:], *trained[-1:]], default=None)
-    others: dict[str, Any] = {name: _newest(log[name]) for name in NEWEST}
-    others |= {name: _typical(log[name]) for name in TYPICAL}
+    found: dict[str, Any] = {name: log.newest(metric) for name, metric in NEWEST.items()}
+    found |= {name: _typical(log[metric]) for name, metric in TYPICAL.items()}
+    if measured := [*evaluated[-1:], *trained[-1:]]:
+        found["seconds"] = _number(seconds[max(measured)])
+    if len(evaluated):
+        best = int(evaluated[val[evaluated].argmin()])
+        found |= {"best_val_loss": float(val[best]), "best_val_step": int(log.step[best])}
+        found |= {"best_bits_per_byte": log.at(best, BITS), "final_bits_per_byte": log.at(evaluated[-1], BITS)}
     return RunNumbers(
-        attempt=_integer(log["attempt"][-1]),
-        step=int(log.step[-1]),
-        tokens=_integer(log["tokens"][-1]),
-        seconds=None if measured is None else _number(seconds[measured]),
-        initial_val_loss=_number(losses[0]) if log.step[0] == 0 else None,
-        final_val_loss=_newest(losses),
-        best_val_loss=None if best is None else _number(losses[best]),
-        best_val_step=None if best is None else int(log.step[best]),
-        final_bits_per_byte=_number(bits[evaluated[-1]]) if len(evaluated) else None,
-        best_bits_per_byte=None if best is None else _number(bits[best]),
-        final_train_loss=_newest(log["train_loss"]),
-        **others,
+        attempt=log.lines[-1].attempt,
+        step=log.lines[-1].step,
+        tokens=log.at(-1, "tokens"),
+        initial_val_loss=log.at(0, VAL) if log.step[0] == 0 else None,
+        **found,
     )
-
-
-def _is_there(value: float | None) -> bool:
-    """Return whether a line has this value: NaN stands for a missing key."""
-    return value is None or not isnan(value)
 
 
 def _typical(values: np.ndarray) -> float | None:
@@ -205,14 +180,5 @@ def _typical(values: np.ndarray) -> float | None:
     return float(np.median(known[1:] if len(known) > 1 else known)) if len(known) else None
 
 
-def _newest(values: np.ndarray) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known[-1]) if len(known) else None
-
-
 def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-def _integer(value: float) -> int | None:
-    return None if np.isnan(value) else int(value)

@@ -30,20 +30,24 @@ def target_loss(
 
 def reached(run: Run, target: float) -> Effort | None:
     """Return what a run took until its first evaluation at or below a target; None if it never was."""
-    at = next((at for at, loss in enumerate(run.val.loss) if loss is not None and loss <= target), None)
-    if at is None:
-        return None
-    return Effort(**{quantity: _at(run, quantity, at) for quantity in QUANTITIES})
+    at = next((at for at, loss in enumerate(run.val.loss) if loss <= target), None)
+    return None if at is None else _effort(run, at)
 
 
-def _at(run: Run, quantity: str, at: int) -> float | None:
-    """Return what a run had taken at an evaluation (its index). Simulated energy is none."""
-    if quantity == "dollars":
-        return _dollars(run, run.val.seconds[at])
-    if quantity == "joules" and (not run.val.joules or (run.gpu is not None and run.gpu.simulated)):
-        return None
-    value: float | None = getattr(run.val, quantity)[at]
-    return value
+def _effort(run: Run, at: int) -> Effort:
+    """Return what a run had taken at an evaluation (its index), without simulated energy.
+
+    A reused run was paid for in another matrix.
+    """
+    val, seconds = run.val, run.val.seconds[at]
+    is_paid = run.dollars is not None and run.wall_s and seconds is not None and not run.reused_from
+    return Effort(
+        step=val.step[at],
+        tokens=val.tokens[at],
+        seconds=seconds,
+        joules=None if not val.joules or (run.gpu and run.gpu.simulated) else val.joules[at],
+        dollars=(run.dollars or 0.0) / run.wall_s * (seconds or 0.0) if is_paid else None,
+    )
 
 
 def target_of(
@@ -59,50 +63,33 @@ def target_of(
 
     of: the configuration whose mean it is, whose family alone it is for. known, runs: of the matrix, by name.
     """
-    chosen = [family for family in families if of is None or of in family.configurations]
-    tests: dict[str, TargetTest] = {}
-    for family in chosen if of is None else ():
-        tests |= below_target(family.losses(ends), loss, family.rules)
-    found = []
-    for name, one in known.items():
-        if not any(name in family.configurations for family in chosen):
-            continue
-        mine = [runs[run] for run in one.runs]
-        over = [run for run in mine if run.status in ENDED]
-        found.append(
-            TargetConfiguration(
-                name=name,
-                runs=len(over),
-                reached=sum(run.reached is not None for run in over),
-                pending=sum(run.status not in (*ENDED, Status.SKIPPED) and not run.reserve for run in mine),
-                median=Effort(**{quantity: _median(over, quantity) for quantity in QUANTITIES}),
-                test=tests.get(name),
-            )
-        )
-    return Target(loss=loss, of=of, configurations=tuple(found))
+    found = {}
+    for family in families:
+        if of is None or of in family.configurations:
+            tests = below_target(family.losses(ends), loss, family.rules) if of is None else {}
+            for name in family.configurations:
+                found[name] = _configuration(name, [runs[run] for run in known[name].runs], tests.get(name))
+    return Target(loss=loss, of=of, configurations=tuple(found[name] for name in known if name in found))
+
+
+def _configuration(name: str, runs: Sequence[Run], test: TargetTest | None) -> TargetConfiguration:
+    over = [run for run in runs if run.status in ENDED]
+    return TargetConfiguration(
+        name=name,
+        runs=len(over),
+        reached=sum(run.reached is not None for run in over),
+        pending=sum(run.status not in (*ENDED, Status.SKIPPED) and not run.reserve for run in runs),
+        median=Effort(**{quantity: _median(over, quantity) for quantity in QUANTITIES}),
+        test=test,
+    )
 
 
 def _median(runs: Sequence[Run], quantity: str) -> float | None:
     """Return the median over runs, those that missed the target last. None: unknown for a run that reached it."""
-    values = [None if run.reached is None else getattr(run.reached, quantity) for run in runs]
-    if any(value is None and run.reached is not None for value, run in zip(values, runs, strict=True)):
+    values: list[float | None] = [getattr(run.reached, quantity, None) for run in runs]
+    if any(value is None and run.reached for value, run in zip(values, runs, strict=True)):
         return None
-    return reach(values, [_trained(run, quantity) for run in runs]).median
-
-
-def _trained(run: Run, quantity: str) -> float | None:
-    """Return how far a run was trained without reaching a target; infinity if more training would not have helped."""
     # The schedule of a finished run is over, and a run that diverged would not have come back.
-    if run.status is Status.FINISHED or run.diverged:
-        return math.inf
-    if quantity == "joules":
-        return _at(run, quantity, -1)
-    value: float | None = _dollars(run, run.seconds) if quantity == "dollars" else getattr(run, quantity)
-    return value
-
-
-def _dollars(run: Run, seconds: float | None) -> float | None:
-    """Return the price of so much training (s). A reused run was paid for in another matrix."""
-    if run.dollars is None or not run.wall_s or seconds is None or run.reused_from:
-        return None
-    return run.dollars / run.wall_s * seconds
+    never = [run.status is Status.FINISHED or run.diverged for run in runs]
+    known = [getattr(_effort(run, -1), quantity) if run.val.step else None for run in runs]
+    return reach(values, [math.inf if lost else end for lost, end in zip(never, known, strict=True)]).median
