@@ -70,10 +70,9 @@ def test_a_name_that_is_not_utf_8_is_written_with_question_marks():
     }
 
 
-def test_results_have_the_validation_curve_and_the_origin_of_the_numbers(tmp_path):
+def test_results_have_the_validation_curve(tmp_path):
     results, _ = read_results(make_matrix(tmp_path, [FakeRun()]))
     (run,) = results["runs"]
-    assert run["evidence"] == "gpt2_adamw_1cpu/result.json"
     assert {len(column) for column in run["val"].values()} == {11}
     assert run["val"]["step"][-1] == 100
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from kmatrix.errors import RecordError
 from kmatrix.records.decode import replaced
@@ -15,11 +16,10 @@ from kmatrix.report.facts import facts_of
 from kmatrix.report.ranking import configurations_of, ranking_of
 from kmatrix.report.read import read_runs
 from kmatrix.report.render import headlines
-from kmatrix.report.results import Configuration, Ranking, Results, Run, Scaling, ScalingRow
+from kmatrix.report.results import Configuration, Ranking, Results, Run, ScalingRow
 from kmatrix.report.settings import differing, tuning_warnings
 from kmatrix.report.target import reached, target_loss, target_of
 from kmatrix.report.warnings import run_warnings
-from kmatrix.stats import mean
 from kmatrix.status.cost import spent, total_dollars
 from kmatrix.status.fold import overall
 from kmatrix.status.look import Look, look
@@ -84,7 +84,7 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
         rankings=tuple(rankings),
         configurations=tuple(known.values()),
         target=None if loss is None else target_of(loss, families, known, by_name, ends, of=of),
-        scaling=tuple(_scalings(known, by_name)),
+        scaling=tuple(_scaling(known, by_name)),
         differing=differing(list(known.values()), files, fields),
         warnings=(*_others(matrix, files), *run_warnings(runs), *tuning_warnings(files, fields)),
         provenance=plan.provenance,
@@ -127,36 +127,23 @@ def _took(seen: Look) -> float | None:
     return took if spans else None
 
 
-def _scalings(configurations: Mapping[str, Configuration], runs: Mapping[str, Run]) -> Iterator[Scaling]:
-    """Yield the throughput of every configuration that finished on at least two numbers of GPUs."""
-    families: dict[object, dict[int, list[Run]]] = {}
+def _scaling(configurations: Mapping[str, Configuration], runs: Mapping[str, Run]) -> Iterator[ScalingRow]:
+    """Yield the throughput of the configurations that finished on at least two numbers of ranks."""
+    families: dict[object, list[tuple[int, float, Configuration, Run]]] = {}
     for one in configurations.values():
-        timed = [run for name in one.counted if (run := runs[name]).tokens_per_second and run.world_size]
-        if timed:
+        first, speed = runs[one.runs[0]], one.amounts.get("tokens_per_second")
+        if speed and first.world_size:
             rest = tuple(item for item in one.axes.items() if item[0] != GPUS_AXIS)
-            sizes = families.setdefault((rest, one.data_sha256, timed[0].device), {})
-            sizes.setdefault(timed[0].world_size or 1, []).extend(timed)
-    for sizes in families.values():
-        if len(sizes) > 1:
-            first = next(iter(sizes.values()))[0]
-            of_size = ", ".join(part for part in first.configuration.split(", ") if not part.endswith(UNITS))
-            yield Scaling(configuration=of_size or first.optimizer, device=first.device, rows=tuple(_rows(sizes)))
-
-
-UNITS = (" GPU", " GPUs", " rank", " ranks")
-
-
-def _rows(sizes: Mapping[int, Sequence[Run]]) -> Iterator[ScalingRow]:
-    """Yield a row per number of ranks: mean throughput over seeds, relative to the fewest ranks."""
-    fewest, base = 0, 0.0
-    for size, timed in sorted(sizes.items()):
-        speed = mean([run.tokens_per_second or 0.0 for run in timed])
-        fewest, base = fewest or size, base or speed
-        yield ScalingRow(
-            world_size=size,
-            tokens_per_second=speed,
-            speedup=speed / base,
-            efficiency=speed / base / (size / fewest),
-            global_batch=timed[0].global_batch,
-            runs=tuple(run.name for run in timed),
-        )
+            families.setdefault((rest, one.data_sha256, first.device), []).append((first.world_size, speed, one, first))
+    for family in families.values():
+        family.sort(key=itemgetter(0))
+        fewest, base, *_ = family[0]
+        for size, speed, one, first in family if fewest < family[-1][0] else ():
+            yield ScalingRow(
+                configuration=one.name,
+                world_size=size,
+                tokens_per_second=speed,
+                speedup=speed / base,
+                efficiency=speed / base / (size / fewest),
+                global_batch=first.global_batch,
+            )

@@ -86,8 +86,7 @@ def read_run(source: Source) -> Run:
     end = last.end if last else None
     spent: dict[str, Any] = asdict(spent_of(state, files.train))
     planned: dict[str, Any] = {name: getattr(train, name) or None for name in PLANNED}
-    result = _result(files, state)
-    used = result or RunResult()
+    used = _result(files, state) or RunResult()
     device = DEVICES.get((used.device or train.device).split(":")[0], "")  # it may have an index: cuda:0
     metrics, gpu, error = Metrics(), None, None
     # Without an attempt, its files are those of a result that is being archived.
@@ -145,7 +144,6 @@ def read_run(source: Source) -> Run:
         reused_from=run.reused_from or None,
         code=last.code or None if last else None,
         adjusted=tuple(f"{change.name} {change.asked} -> {change.used}: {change.why}" for change in used.adjusted),
-        evidence=_evidence(folder, result, metrics),
         log=f"{folder.name}/{folder.output_log.name}" if folder.output_log.exists() else None,
         log_tail=end.log_tail[-LOG_TAIL:] if end and state.status is Status.FAILED else (),
         attempts=tuple(_attempts(state)),
@@ -218,12 +216,6 @@ def _attempts(state: State) -> Iterator[Attempt]:
             host=attempt.host,
             code=attempt.code or None,
         )
-
-
-def _evidence(folder: RunDir, result: RunResult | None, metrics: Metrics) -> str | None:
-    if result is not None:
-        return f"{folder.name}/{folder.result.name}"
-    return f"{folder.name}/{folder.metrics.name}" if metrics.numbers.step is not None else None
 
 
 def _bytes(folder: RunDir) -> int:

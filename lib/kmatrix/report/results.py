@@ -96,7 +96,6 @@ class Run(RunNumbers, frozen=True, kw_only=True):
     reused_from: Annotated[str | None, Meta(description="<matrix>/<run> that trained it")] = None
     code: Annotated[str | None, Meta(description="SHA-256 of the trainer's sources of its last attempt")] = None
     adjusted: Annotated[tuple[str, ...], Meta(description="settings that the trainer changed, a sentence each")] = ()
-    evidence: Annotated[str | None, Meta(description="file of these numbers, relative to the matrix")] = None
     log: Annotated[str | None, Meta(description="output.log, relative to the matrix")] = None
     log_tail: Annotated[tuple[str, ...], Meta(description="last lines of a failed run's log")] = ()
     reached: Annotated[Effort | None, Meta(description="the target; null: it was not reached")] = None
@@ -208,22 +207,14 @@ class Target(Record, frozen=True, kw_only=True):
 
 
 class ScalingRow(Record, frozen=True, kw_only=True):
-    """Throughput on one number of ranks."""
+    """The throughput of a configuration, relative to that on the fewest ranks which differs in nothing else."""
 
-    world_size: int
+    configuration: str
+    world_size: Annotated[int, Meta(description="ranks")]
     tokens_per_second: Annotated[float, Meta(description="mean over seeds")]
     speedup: Annotated[float, Meta(description="relative to the fewest ranks")]
     efficiency: Annotated[float, Meta(description="speed-up / (ranks / fewest ranks)")]
     global_batch: Annotated[int | None, Meta(description="sequences per step")]
-    runs: tuple[str, ...]
-
-
-class Scaling(Record, frozen=True, kw_only=True):
-    """Throughput of one configuration on several numbers of ranks, the fewest first."""
-
-    configuration: str
-    device: str
-    rows: tuple[ScalingRow, ...]
 
 
 class Setting(Record, frozen=True, kw_only=True):
@@ -256,7 +247,7 @@ class Results(Record, frozen=True, kw_only=True):
     rankings: tuple[Ranking, ...]
     configurations: tuple[Configuration, ...]
     target: Target | None
-    scaling: tuple[Scaling, ...]
+    scaling: Annotated[tuple[ScalingRow, ...], Meta(description="the fewest ranks of each family first")]
     differing: Annotated[tuple[Setting, ...], Meta(description="settings in which configurations differ")]
     warnings: tuple[str, ...]
     provenance: Provenance

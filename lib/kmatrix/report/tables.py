@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmatrix.gpu.balance import Balance, cv_text
-from kmatrix.records.runs import RunNumbers, Status
+from kmatrix.records.runs import RunNumbers
 from kmatrix.report import wording
 from kmatrix.report.ranking import NOT_AMOUNTS
-from kmatrix.report.results import Ranking, Results, Run, Scaling
+from kmatrix.report.results import Ranking, Results, Run
 from kmatrix.text import UNKNOWN, count, duration, fixed, joules, plural, signed
 from kmatrix.verdict.family import Pair
 from kmatrix.verdict.target import TargetTest
@@ -27,10 +26,6 @@ COST_TITLES = {
 # Amounts with a place of their own; all others are benchmarks.
 SHOWN = {*COST_TITLES, "joules", "mfu", "sparsity", "best_val_loss", "final_train_loss", "best_bits_per_byte"}
 SHOWN |= {"optimizer_state_mib"}
-MOST_SHORT = 10
-SHORT = ("run", "val loss", "ppl", "tok/s", "MFU", "time", "status")
-# Which runs are shown if not all fit: first those that need attention.
-URGENCY = (Status.FAILED, Status.STOPPED, Status.SKIPPED, Status.RUNNING, Status.FINISHED, Status.PLANNED)
 EFFORTS = {"step": "steps", "tokens": "tokens", "seconds": "time", "joules": "energy", "dollars": "dollars"}
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
 MARK_NOTE = "; *: the run has not finished, or diverged: its last val loss, not ranked"
@@ -58,42 +53,35 @@ def table_of(rows: Sequence[Row], words: Collection[str] = ()) -> Table:
     return Table(titles=titles, rows=cells, words=places)
 
 
-def runs(results: Results, *, is_short: bool = False) -> Table:
-    """Return a row per run, with the columns of SHORT for at most MOST_SHORT: failed ones, then the lowest losses."""
+def runs(results: Results) -> Table:
+    """Return a row per run."""
     devices = {run.device for run in results.runs if run.device}
     ranks = "ranks" if devices == {"cpu"} else "GPUs"
-    chosen = results.runs
-    if is_short:
-        names = {run.name for run in sorted(chosen, key=_urgency)[:MOST_SHORT]}
-        chosen = tuple(run for run in chosen if run.name in names)
     rows = []
-    for run in chosen:
+    for run in results.runs:
         mark = "cpu" if len(devices) > 1 and run.device == "cpu" else ""
         best = wording.loss(run.best_val_loss)
-        row = {
-            "run": run.name,
-            "optimizer": run.optimizer or UNKNOWN,
-            ranks: UNKNOWN if run.world_size is None else f"{run.world_size}{mark}",
-            "seed": UNKNOWN if run.seed is None else str(run.seed),
-            "val loss": wording.loss(run.final_val_loss) + wording.unfinished(run),
-            "best@step": best
-            if run.best_val_loss is None or run.best_val_step is None
-            else f"{best}@{run.best_val_step}",
-            "ppl": wording.perplexity(run.perplexity),
-            "tokens": count(run.tokens),
-            "sparsity": None if run.pruning == "none" else wording.quantity("sparsity", run.sparsity),
-            "tok/s": count(run.tokens_per_second),
-            "MFU": utilization(run),
-            "time": duration(run.seconds),
-            # Trained in another matrix: its time and speed are of another day, or another machine.
-            "status": f"{run.status}, reused" if run.reused_from else "reserve" if run.reserve else str(run.status),
-        }
-        rows.append({title: row[title] for title in SHORT} if is_short else row)
+        rows.append(
+            {
+                "run": run.name,
+                "optimizer": run.optimizer or UNKNOWN,
+                ranks: UNKNOWN if run.world_size is None else f"{run.world_size}{mark}",
+                "seed": UNKNOWN if run.seed is None else str(run.seed),
+                "val loss": wording.loss(run.final_val_loss) + wording.unfinished(run),
+                "best@step": best
+                if run.best_val_loss is None or run.best_val_step is None
+                else f"{best}@{run.best_val_step}",
+                "ppl": wording.perplexity(run.perplexity),
+                "tokens": count(run.tokens),
+                "sparsity": None if run.pruning == "none" else wording.quantity("sparsity", run.sparsity),
+                "tok/s": count(run.tokens_per_second),
+                "MFU": utilization(run),
+                "time": duration(run.seconds),
+                # Trained in another matrix: its time and speed are of another day, or another machine.
+                "status": f"{run.status}, reused" if run.reused_from else "reserve" if run.reserve else str(run.status),
+            }
+        )
     return table_of(rows, ("optimizer", "status"))
-
-
-def _urgency(run: Run) -> tuple[int, float]:
-    return URGENCY.index(run.status), math.inf if run.final_val_loss is None else run.final_val_loss
 
 
 def utilization(run: Run) -> str:
@@ -168,28 +156,20 @@ def benchmarks(results: Results) -> Table:
     return table_of(rows, ("tokenizer",))
 
 
-def scaling(found: Sequence[Scaling]) -> Table:
+def scaling(results: Results) -> Table:
     """Return throughput relative to the fewest ranks."""
-    unit = "ranks" if all(one.device == "cpu" for one in found) else "GPUs"
     rows = [
         {
-            "configuration": "" if place else one.configuration,
-            unit: str(row.world_size),
+            "configuration": row.configuration,
+            "ranks": str(row.world_size),
             "tok/s": count(row.tokens_per_second),
             "speed-up": f"{row.speedup:.2f}x",
             "efficiency": f"{100 * row.efficiency:.0f}%",
             "global batch": UNKNOWN if row.global_batch is None else f"{row.global_batch:,}",
-            "runs": str(len(row.runs)),
         }
-        for one in found
-        for place, row in enumerate(one.rows)
+        for row in results.scaling
     ]
     return table_of(rows)
-
-
-def grows(found: Sequence[Scaling]) -> bool:
-    """Return whether the global batch grows with the number of ranks."""
-    return any(len({row.global_batch for row in one.rows}) > 1 for one in found)
 
 
 def method(pairs: Sequence[Pair], size: int, confidence: float) -> str:
