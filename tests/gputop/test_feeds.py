@@ -254,7 +254,7 @@ def test_the_statistics_files_contain_the_selected_gpu_and_all_gpus(tmp_path):
     assert keys <= set(single[0])
     samples = load(tmp_path / "x_multi_gpu.json")
     assert samples.wall.tolist() == [T0, T0 + 1, T0 + 2]
-    assert samples.values["utilization"][0].tolist() == [95, 70]
+    assert samples["utilization"][0].tolist() == [95, 70]
 
 
 def test_our_own_statistics_file_is_continued_and_any_other_file_is_refused(tmp_path):

@@ -62,7 +62,7 @@ log_lines = st.lists(
 @settings(max_examples=50, deadline=None)
 def test_a_log_of_any_order_gives_the_values_of_its_merged_lines(tmp_path_factory, lines):
     run = write_log(tmp_path_factory.mktemp("run"), lines)
-    found, merged = read(run, ()), merged_metrics(run.metrics)
+    found, merged = read(run, None), merged_metrics(run.metrics)
     val, train, mfu = (
         [(line.step, line.values[name]) for line in merged if line.values.get(name) is not None]
         for name in ("val/loss", "train/loss", "throughput/mfu")
@@ -78,7 +78,7 @@ def test_a_log_of_any_order_gives_the_values_of_its_merged_lines(tmp_path_factor
 def test_a_resume_voids_later_steps_and_time_adds_up_over_attempts_whose_clock_starts_again(tmp_path):
     first = [evaluation(step, 4.0, elapsed=2.0 * step) for step in (0, 1, 2, 9)]
     again = [evaluation(step, 3.0, attempt=2, elapsed=step - 1.0) for step in (3, 4)]
-    found = read(write_log(tmp_path / "run", [*first, resumed(2), *again]), ())
+    found = read(write_log(tmp_path / "run", [*first, resumed(2), *again]), None)
     assert found.val.step == (0, 1, 2, 3, 4)
     assert found.val.seconds == (0.0, 2.0, 4.0, 6.0, 7.0)
     assert (found.numbers.seconds, found.numbers.tokens, found.numbers.attempt) == (7.0, 4096, 2)
@@ -96,7 +96,7 @@ def test_a_log_cut_at_any_byte_is_a_log_of_its_complete_lines(tmp_path):
     for size in range(len(data)):
         run.metrics.write_bytes(data[:size])
         complete = data[:size].count(b"\n")
-        found = read(run, ())
+        found = read(run, None)
         assert (found.numbers.step, found.numbers.final_val_loss) == [(None, None), (0, 9.0), (1, 9.0)][complete]
         assert not damaged_files()
 
@@ -104,9 +104,9 @@ def test_a_log_cut_at_any_byte_is_a_log_of_its_complete_lines(tmp_path):
 def test_a_damaged_line_is_named_once_and_a_missing_log_is_empty(tmp_path):
     run = write_log(tmp_path / "run", [training(0), "{", training(1)])
     for _ in range(2):
-        assert read(run, ()).train.step == (0, 1)
+        assert read(run, None).train.step == (0, 1)
     assert damaged_files() == [f"{run.metrics}: 1 of 3 lines are damaged and were skipped"]
-    nothing = read(RunDir(tmp_path / "none"), ())
+    nothing = read(RunDir(tmp_path / "none"), None)
     assert (nothing.numbers, nothing.val, nothing.train) == (RunNumbers(), Evaluations(), TrainingLosses())
 
 
@@ -136,11 +136,11 @@ def test_joules_skip_what_an_attempt_lost_and_the_time_between_attempts(tmp_path
     again = [evaluation(step, 4.0, attempt=2) | {"time": STARTED + 25 + step} for step in range(6, 11)]
     run = write_log(tmp_path / "run", [*first, resumed(5), *again])
     record_energy(run)
-    assert read(run, recordings_of(run).recordings).val.joules == (0.0, *(200.0 * step for step in range(6, 11)))
+    assert read(run, recordings_of(run)[0].samples).val.joules == (0.0, *(200.0 * step for step in range(6, 11)))
 
 
 @pytest.mark.parametrize("change", [{"samples": 20}, {"power": (150.0, None)}])
 def test_joules_are_unknown_from_where_the_recording_does_not_hold_the_training(tmp_path, change):
     run = write_log(tmp_path / "run", [evaluation(step, 4.0) for step in (1, 59)])
     record_energy(run, **change)
-    assert read(run, recordings_of(run).recordings).val.joules[1] is None
+    assert read(run, recordings_of(run)[0].samples).val.joules[1] is None

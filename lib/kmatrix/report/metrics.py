@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -15,7 +15,7 @@ from kmatrix.records.decode import Amount, Count, Number, Record, decode_lines
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import MetricValues, RunNumbers, merged_lines, metric_line_of
 from kmatrix.report.gpu.energy import joules_at
-from kmatrix.report.gpu.recordings import Recording
+from kmatrix.report.gpu.samples import Samples
 
 MOST_POINTS = 200  # of a curve
 VAL, TRAIN, BITS = "val/loss", "train/loss", "val/bits_per_byte"
@@ -57,7 +57,6 @@ class Metrics:
     numbers: RunNumbers = field(default_factory=RunNumbers)
     val: Evaluations = field(default_factory=Evaluations)
     train: TrainingLosses = field(default_factory=TrainingLosses)
-    last_times: Mapping[int, float] = field(default_factory=dict)  # attempt -> Unix s of its last training line
 
 
 class Log:
@@ -86,8 +85,8 @@ class Log:
         return next((value for line in reversed(self.lines) if (value := line.values.get(name)) is not None), None)
 
 
-def read(run_dir: RunDir, recordings: Sequence[Recording]) -> Metrics:
-    """Return what the log of a run says, with the energy in its recordings."""
+def read(run_dir: RunDir, samples: Samples | None) -> Metrics:
+    """Return what the log of a run says, with the energy in its recordings; samples: None for several nodes."""
     log = Log(run_dir.metrics)
     elapsed, val, train = log["elapsed_s"], log[VAL], log[TRAIN]
     seconds = _seconds(elapsed)
@@ -101,10 +100,9 @@ def read(run_dir: RunDir, recordings: Sequence[Recording]) -> Metrics:
             loss=tuple(val[kept].tolist()),
             tokens=tuple(log.at(place, "tokens") for place in kept),
             seconds=tuple(map(_number, seconds[kept])),
-            joules=tuple(map(_number, _joules(recordings, log, elapsed, kept))),
+            joules=tuple(map(_number, _joules(samples, log, elapsed, kept))),
         ),
         train=TrainingLosses(step=tuple(log.step[drawn].tolist()), loss=tuple(train[drawn].tolist())),
-        last_times=log.last_times,
     )
 
 
@@ -136,12 +134,12 @@ def _seconds(elapsed: np.ndarray) -> np.ndarray:
     return found
 
 
-def _joules(recordings: Sequence[Recording], log: Log, elapsed: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _joules(samples: Samples | None, log: Log, elapsed: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the energy (J) of all devices since the training began at some steps (indices); NaN: unknown.
 
     Evaluations and checkpoints are included; what an attempt trained and lost, and the time between attempts, are not.
     """
-    if not recordings or not len(wanted):
+    if samples is None or not len(wanted):
         return np.full(len(wanted), np.nan)
     # Each attempt needs its own ends: the time between two of them was not training.
     first = 1 + np.flatnonzero(log.attempt[1:] != log.attempt[:-1])
@@ -149,7 +147,7 @@ def _joules(recordings: Sequence[Recording], log: Log, elapsed: np.ndarray, want
     ends, clock, before = log.time[at], elapsed[at], np.append(0.0, elapsed[at][:-1])
     goes_on = np.append(False, log.attempt[at][1:] == log.attempt[at][:-1])
     begins = np.where(goes_on, np.append(np.nan, ends[:-1]), ends - np.where(clock >= before, clock - before, clock))
-    begun, ended = np.split(joules_at(recordings, [*begins, *ends]), 2)
+    begun, ended = np.split(joules_at(samples, [*begins, *ends]), 2)
     return np.cumsum(ended - begun)[np.searchsorted(at, wanted)].round(1)
 
 

@@ -19,7 +19,6 @@ from kmatrix.records.runs import RunFile, RunNumbers, RunResult, Status
 from kmatrix.records.tracking import read_track
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
 from kmatrix.report.gpu.recordings import recordings_of
-from kmatrix.report.gpu.samples import CPU
 from kmatrix.report.metrics import Metrics
 from kmatrix.report.metrics import read as read_metrics
 from kmatrix.report.results import Attempt, Run, RunAlert
@@ -92,16 +91,15 @@ def read_run(source: Source) -> Run:
     # Without an attempt, its files are those of a result that is being archived.
     if state.attempts or files.damage:
         try:
-            recordings = recordings_of(folder, cpu=device == CPU)
-            metrics = read_metrics(folder, recordings.recordings)
+            nodes = recordings_of(folder)
+            metrics = read_metrics(folder, nodes[0].samples if len(nodes) == 1 else None)
             totals = TrainingTotals(
                 **{name: _known(used, metrics, name) for name in ("tokens", "seconds")},
                 device=device,
                 reused=bool(run.reused_from),
                 running=state.status is Status.RUNNING,
-                last_times=metrics.last_times,
             )
-            gpu = gpu_of(folder, totals, recordings)
+            gpu = gpu_of(folder, totals, nodes)
         except (RecordError, OSError) as damage:
             error = str(damage).replace(f"{folder.path}/", "")
     loss = loss_of(files, state)

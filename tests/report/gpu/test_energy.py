@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmatrix.report.gpu.energy import between, joules_at, steps_of
-from kmatrix.report.gpu.recordings import Recording
-from kmatrix.report.gpu.samples import DeviceFacts, Samples
+from kmatrix.report.gpu.energy import joules_at, joules_within, steps_of
+from kmatrix.report.gpu.samples import MEASURED, DeviceFacts, Part, Samples, joined
 
 NAN = math.nan
 
 
-def samples(times, power=None, energy=None, *, wall=1e9):
-    """Return a recording of one device, or of several with a list of values each. times: s."""
-    time = np.array(times, dtype=float)
-    known = power if energy is None else energy
-    count = np.atleast_1d(known[0]).size
-    columns = {
-        name: np.array([np.atleast_1d(value) for value in values or [[NAN] * count] * len(known)], dtype=float)
-        for name, values in (("power", power), ("energy_j", energy))
-    }
+def samples(times, power=None, energy=None, *, first=0):
+    """Return a recording of one device, or of several with a list of values each. times: s. first: index of a GPU."""
+    wall = 1e9 + np.array(times, dtype=float)
+    known = {"power": power, "energy_j": energy}
+    columns = {name: np.array(values, dtype=float).reshape(len(wall), -1) for name, values in known.items() if values}
+    count = max(values.shape[1] for values in columns.values())
+    unknown = np.full((len(wall), count), NAN)
+    raw = {name: list(columns.get(name, unknown).T) for name in MEASURED}
     return Samples(
-        devices=tuple(DeviceFacts(index=place, name="A") for place in range(count)),
-        time=time - time[0],
-        wall=time + wall,
-        monotonic=None,
-        values=columns,
+        devices=tuple(DeviceFacts(index=first + place, name="A") for place in range(count)),
+        wall=wall,
+        parts=(Part(rows=slice(0, len(wall)), places=range(count), raw=raw),),
         device_type="nvidia",
         simulated=False,
-        energy_source=None,
     )
 
 
@@ -72,35 +68,42 @@ def test_the_energy_of_some_devices_is_not_that_of_all():
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=6))
 def test_spans_that_follow_each_other_add_up(cuts):
     one = samples(range(10), [100, 50, 100, 50, 100, 50, 100, 50, 100, 50])
-    edges = np.array([0.0, *sorted(cuts), 9.0])
-    parts = between(one.time, steps_of(one), edges[:-1], edges[1:])
-    assert parts.sum() == pytest.approx(675)
+    edges = [0.0, *sorted(cuts), 9.0]
+    spans = list(pairwise(edges))
+    assert sum(joules_within(one, steps_of(one), [span]) for span in spans) == pytest.approx(675)
+    assert joules_within(one, steps_of(one), spans[::2]) + joules_within(one, steps_of(one), spans[1::2]) == (
+        pytest.approx(675)
+    )
 
 
 def test_a_span_with_an_unknown_part_is_unknown_and_the_others_are_not():
     one = samples(range(10), [100, 100, 100, NAN, NAN, NAN, 100, 100, 100, 100])
-    parts = between(one.time, steps_of(one), np.array([0.0, 2.5, 7.0]), np.array([2.0, 4.0, 99.0]))
-    assert parts[:, 0].tolist() == pytest.approx([200, NAN, 200], nan_ok=True)
+    parts = [joules_within(one, steps_of(one), [span]) for span in ((-5.0, 2.0), (2.5, 4.0), (7.0, 99.0))]
+    assert parts == pytest.approx([200, NAN, 200], nan_ok=True)
 
 
 def at(recordings, times):
-    recorded = [Recording(evidence="", samples=one, node=node) for node, one in recordings]
-    return joules_at(recorded, times).tolist()
+    return joules_at(joined(recordings), times).tolist()
 
 
 def test_the_energy_of_a_run_goes_on_over_its_attempts_and_is_unknown_between_them():
     first, second = samples(range(5), [100] * 5), samples(range(100, 105), [50] * 5)
-    found = at([(0, first), (0, second)], [1e9, 1e9 + 2.5, 1e9 + 4, 1e9 + 50, 1e9 + 100, 1e9 + 104])
+    found = at([first, second], [1e9, 1e9 + 2.5, 1e9 + 4, 1e9 + 50, 1e9 + 100, 1e9 + 104])
     assert found == pytest.approx([0, 250, 400, NAN, 400, 600], nan_ok=True)
 
 
 def test_after_an_unknown_amount_the_energy_of_a_run_is_unknown():
     broken = samples(range(10), [100, 100, 100, NAN, NAN, NAN, 100, 100, 100, 100])
-    assert at([(0, broken)], [1e9 + 2, 1e9 + 8]) == pytest.approx([200, NAN], nan_ok=True)
+    assert at([broken], [1e9 + 2, 1e9 + 8]) == pytest.approx([200, NAN], nan_ok=True)
 
 
-def test_no_time_of_one_clock_is_looked_up_in_another():
-    one = samples(range(5), [100] * 5)
-    assert at([(0, one), (1, one)], [1e9 + 2]) == pytest.approx([NAN], nan_ok=True)
+def test_no_time_of_a_clock_that_was_set_back_is_looked_up():
     back = samples([0, 1, -50, -49], [100] * 4)
-    assert at([(0, back)], [1e9 + 1]) == pytest.approx([NAN], nan_ok=True)
+    assert at([back], [1e9 + 1]) == pytest.approx([NAN], nan_ok=True)
+
+
+def test_a_recording_has_no_energy_of_devices_that_are_not_in_it_and_an_unknown_device_makes_the_sum_unknown():
+    first, second = samples(range(5), [[100, 50]] * 5), samples(range(100, 105), [100] * 5, first=7)
+    assert steps_of(joined([first, second])).sum(axis=0).tolist() == [400, 400, 200]
+    unknown = samples(range(5), [[100, NAN]] * 5)
+    assert steps_of(joined([unknown, second])).sum(axis=0).tolist() == pytest.approx([400, 400, NAN], nan_ok=True)

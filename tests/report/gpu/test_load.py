@@ -49,8 +49,8 @@ def test_our_own_formats_give_the_same_arrays(tmp_path):
     assert binary.wall.tolist() == text.wall.tolist() == [STARTED + number for number in range(60)]
     assert [one.uuid for one in binary.devices] == [one.uuid for one in text.devices] == [f"GPU-{n}" for n in range(4)]
     for quantity in QUANTITIES:
-        np.testing.assert_allclose(binary.values[quantity], text.values[quantity])
-        assert np.isnan(binary.values[quantity][:, 1]).tolist() == [number >= 40 for number in range(60)]
+        np.testing.assert_allclose(binary[quantity], text[quantity])
+        assert np.isnan(binary[quantity][:, 1]).tolist() == [number >= 40 for number in range(60)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_layouts_and_keys_of_the_original_project_are_read(tmp_path, gpu, la
     items = [several(k, gpu) if layout == "multi" else {"timestamp": entry(k)["timestamp"], **gpu} for k in range(2)]
     found = loaded(tmp_path, {"gpu": "A10G", "samples": items} if layout == "document" else items, indent=indent)
     assert found.wall[0] == START.timestamp()
-    values = [found.values[name][1, 0] for name in ("memory_used", "temperature", "sm_clock")]
+    values = [found[name][1, 0] for name in ("memory_used", "temperature", "sm_clock")]
     assert values == [12800.0, 60.0, 1695.0]
     assert found.notes == ()
 
@@ -81,7 +81,7 @@ def test_an_array_is_read_in_pieces_and_one_in_another_style_at_once(tmp_path, m
     nested = [several(k, *({**entry(k, gpu), "power": 100 + k} for gpu in range(2))) for k in range(50)]
     for entries, indent in ((plain, 2), (plain, None), (nested, 2), (nested, None)):
         found = loaded(tmp_path, entries, indent=indent)
-        assert found.values["power"][:, 0].tolist() == [100 + k for k in range(50)]
+        assert found["power"][:, 0].tolist() == [100 + k for k in range(50)]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -90,14 +90,14 @@ def test_a_truncated_array_gives_its_complete_samples(tmp_path, indent):
     for length in (1, 2, 50, 300, len(text) // 2):
         found = loaded(tmp_path, text[:-length])
         count = len(found)
-        assert found.values["power"].shape == (count, 2)
+        assert found["power"].shape == (count, 2)
         assert 29 - length * 30 // len(text) <= count <= 30
         assert found.notes == (f"gpu_stats.json: truncated: {count} complete samples",)
 
 
 def test_nan_and_infinity_in_json_are_unknown(tmp_path):
     text = json.dumps([entry(0), entry(1, power=math.nan), entry(2, power=math.inf)])
-    assert np.isnan(loaded(tmp_path, text).values["power"][:, 0]).tolist() == [False, True, True]
+    assert np.isnan(loaded(tmp_path, text)["power"][:, 0]).tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_a_table_is_read(tmp_path, encoding):
     path.write_text(table(snapshots) + "2026-11-20T05:2", encoding=encoding)
     found = load(path)
     assert found.wall.tolist() == [one.time for one in snapshots]
-    assert found.values["power"][:, 0].tolist() == [150.0] * 9
-    assert np.isnan(found.values["power"][:, 1]).all()
+    assert found["power"][:, 0].tolist() == [150.0] * 9
+    assert np.isnan(found["power"][:, 1]).all()
     assert found.notes == ("gpu_metrics_x.csv: 1 incomplete line left out",)
 
 
@@ -155,7 +155,7 @@ def test_a_failed_reading_is_unknown_and_not_zero(tmp_path):
     found = loaded(tmp_path, [entry(k, **(failed if 20 <= k < 40 else {})) for k in range(60)])
     assert found.notes == ("gpu_stats.json: 20 entries of failed queries (memory_total is 0): unknown",)
     for quantity, value in (("memory_used", 800.0), ("power", 160.0)):
-        assert np.unique(found.values[quantity][~np.isnan(found.values[quantity])]).tolist() == [value]
+        assert np.unique(found[quantity][~np.isnan(found[quantity])]).tolist() == [value]
     assert not found.shows_losses
 
 
@@ -208,7 +208,7 @@ def test_a_uuid_identifies_a_gpu_whose_index_changes(tmp_path):
 
     a, b = ("GPU-a", 100), ("GPU-b", 300)
     found = loaded(tmp_path, [of(k, enumerate((a, b) if k < 5 else (b, a))) for k in range(10)])
-    assert {one.uuid: found.values["power"][:, place].tolist() for place, one in enumerate(found.devices)} == {
+    assert {one.uuid: found["power"][:, place].tolist() for place, one in enumerate(found.devices)} == {
         "GPU-a": [100.0] * 10,
         "GPU-b": [300.0] * 10,
     }
@@ -239,7 +239,7 @@ def test_impossible_values_of_a_binary_recording_are_unknown(tmp_path, column, v
     path = recorded(tmp_path)
     overwrite(path, 30, column, value)
     found = load(path)
-    assert np.argwhere(np.isnan(found.values[column])).tolist() == [[30, 0]]
+    assert np.argwhere(np.isnan(found[column])).tolist() == [[30, 0]]
     assert found.notes == (f"gpu_samples.bin: 1 value that cannot be true, unknown instead: 1 of {column}",)
 
 

@@ -83,11 +83,13 @@ def test_an_attempt_on_other_gpus_is_before_it_with_its_phases(run_dir):
     write_samples(run_dir.path / "gpu_samples.1.bin", earlier, snapshots)
     found = of(run_dir)
     assert found.seconds == 179.0
-    first, *_ = found.lanes["power"]
-    assert (first.mean[0], first.mean[-1]) == (70.0, 150.0)
-    assert np.isnan(first.mean[np.searchsorted(first.time, 80)])  # between the two
+    now, before = found.lanes["power"][0], found.lanes["power"][4]
+    assert (now.label, before.label) == ("GPU 0", "GPU 0, earlier attempt")
+    assert (before.mean[0], now.mean[-1]) == (70.0, 150.0)
+    between = np.searchsorted(now.time, 80)
+    assert np.isnan([now.mean[0], now.mean[between], before.mean[between], before.mean[-1]]).all()
     # The earlier attempt logged nothing: it was killed in its set-up.
-    assert [(one.phase, one.begin, one.end) for one in found.spans] == [("set-up", 0, 59), ("set-up", 120, 130)]
+    assert [(one.phase, one.begin, one.end) for one in found.spans] == [("set-up", 0, 120), ("set-up", 120, 130)]
 
 
 def test_nodes_are_placed_by_the_wall_clock(run_dir):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import codecs
 import math
 import re
 from collections import Counter
@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 
 from kmatrix.errors import RecordError
-from kmatrix.report.gpu.samples import IMPOSSIBLE, MEASURED, SELECTED, Array, Samples, facts_of, from_text
+from kmatrix.report.gpu.samples import IMPOSSIBLE, MEASURED, SELECTED, Array, Samples, facts_of, samples_of
 from kmatrix.text import first_names, plural
 
 CHUNK = 1 << 20  # bytes that are decoded at a time: their objects stay in the cache of a core
-BEGIN = re.compile(rb'\s*\[(\s*\{\s*"[^"\\]*")')  # of an array, up to the first key of its first entry
-BETWEEN = re.compile(r"[\s,]*")  # two entries
+BEGIN = re.compile(rb'\[(\s*\{\s*"[^"\\]*")')  # of an array, up to the first key of its first entry
+NOT_JSON = re.compile(rb"(?<=[\s:,\[])(?:-?Infinity|NaN)(?=[\s,}\]])")  # what Python writes although JSON has none
 NUMBER = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*(?:W|%|MB|MiB|MHz|C|°C|J)?\s*")
 Value = float | str | None
 Identity = tuple[str | None, int, str | None]  # UUID, index and name of a GPU
@@ -32,7 +32,7 @@ Identity = tuple[str | None, int, str | None]  # UUID, index and name of a GPU
 class _Gpu(msgspec.Struct, gc=False):
     """One GPU of one entry, with the keys of all known formats."""
 
-    gpu_index: int | None = None
+    gpu_index: int = 0
     gpu_name: str | None = None
     uuid: str | None = None
     utilization: Value = None
@@ -56,7 +56,12 @@ class _Entry(_Gpu, kw_only=True, gc=False):
     multi_gpu_data: list[_Gpu] | None = None
 
 
-_DECODER = msgspec.json.Decoder(list[_Entry])
+class _Document(msgspec.Struct):
+    samples: list[_Entry]
+
+
+_PIECE = msgspec.json.Decoder(list[_Entry])
+_WHOLE = msgspec.json.Decoder(list[_Entry] | _Document)
 
 
 def _memory(gpu: _Gpu) -> Value:
@@ -90,7 +95,7 @@ class _Content:
     """What the entries of a file say, in columns: a row for each GPU of each entry."""
 
     times: list[float] = field(default_factory=list)  # Unix s, of each entry
-    rows: list[int] = field(default_factory=list)  # number of the entry
+    counts: list[int] = field(default_factory=list)  # GPUs of each entry
     gpus: list[int] = field(default_factory=list)  # number in `identities`
     identities: dict[Identity, int] = field(default_factory=dict)
     columns: dict[str, list[Array]] = field(default_factory=dict)  # quantity -> values, NaN: unknown
@@ -102,13 +107,13 @@ class _Content:
         lists = [(one,) if one.multi_gpu_data is None else one.multi_gpu_data for one in entries]
         gpus: list[_Gpu] = list(chain.from_iterable(lists))
         self.is_single = self.is_single and all(one.multi_gpu_data is None for one in entries)
-        self.rows += [row for row, of in enumerate(lists, start=len(self.times)) for _ in of]
+        self.counts += map(len, lists)
         stamps = (one.timestamp for one in entries)
         self.times += [stamp.timestamp() if isinstance(stamp, datetime) else stamp for stamp in stamps]
-        places = chain.from_iterable(map(range, map(len, lists)))  # in the entry, for GPUs without an index
-        for gpu, place in zip(gpus, places, strict=True):
-            identity = (gpu.uuid, place if gpu.gpu_index is None else gpu.gpu_index, gpu.gpu_name)
-            self.gpus.append(self.identities.setdefault(identity, len(self.identities)))
+        identities: list[Identity] = list(map(attrgetter("uuid", "gpu_index", "gpu_name"), gpus))
+        for identity in dict.fromkeys(identities):
+            self.identities.setdefault(identity, len(self.identities))
+        self.gpus += map(self.identities.__getitem__, identities)
         for quantity in (*MEASURED, "memory_total"):
             values: list[Value] = list(map(attrgetter(quantity), gpus))
             if quantity in OTHERS and None in values:
@@ -119,11 +124,8 @@ class _Content:
             self.strange[quantity] += strange
 
 
-def read_array(path: Path, *, cpu: bool) -> Samples:
-    """Return the samples of a JSON recording. cpu: devices without a name are ranks.
-
-    Raises RecordError, OSError.
-    """
+def read_array(path: Path) -> Samples:
+    """Return the samples of a JSON recording. Raises RecordError, OSError."""
     content, notes = _content(path)
     if not content.identities:
         raise RecordError(f"{path} contains no sample")
@@ -136,35 +138,33 @@ def read_array(path: Path, *, cpu: bool) -> Samples:
         f"{plural(n, 'value')} of {name} that are no numbers: unknown" for name, n in content.strange.items() if n
     ]
     # The UUID identifies a GPU: a driver may give it another index. They are in the order of their first indices.
-    first: dict[str | int, int] = {}
-    for uuid, index, _ in content.identities:
-        first.setdefault(uuid or index, index)
-    order = {key: at for at, key in enumerate(sorted(first, key=lambda key: (first[key], str(key))))}
-    newest = {uuid or index: (index, name or f"GPU {index}", uuid or "") for uuid, index, name in content.identities}
-    places = np.array([order[uuid or index] for uuid, index, _ in content.identities])[content.gpus]
-    values = {}
+    keys = {uuid or index: (index, name or f"GPU {index}", uuid or "") for uuid, index, name in content.identities}
+    order = sorted(keys, key=lambda key: next(index for uuid, index, _ in content.identities if (uuid or index) == key))
+    places = np.array([order.index(uuid or index) for uuid, index, _ in content.identities])[content.gpus]
+    rows = np.repeat(np.arange(len(content.times)), content.counts)
+    raw = {}
     for quantity, column in columns.items():
-        values[quantity] = np.full((len(content.times), len(order)), np.nan)
-        values[quantity][content.rows, places] = np.where(failed, np.nan, column)  # values of a failed query are 0
-    devices = tuple(facts_of(*newest[key], values["memory_total"][:, at]) for key, at in order.items())
+        values = np.full((len(order), len(content.times)), np.nan)
+        values[places, rows] = np.where(failed, np.nan, column)  # values of a failed query are 0
+        raw[quantity] = list(values)
+    devices = [facts_of(*keys[key], raw["memory_total"][at]) for at, key in enumerate(order)]
     problems = []
     names = [(index, str(name)) for uuid, index, name in content.identities if not uuid]
     if changed := [index for index, count in Counter(index for index, _ in names).items() if count > 1]:
         listed = first_names(name for index, name in names if index == changed[0])
         problems.append(f"GPU {changed[0]} is {listed}: the order of the GPUs changed")
-    if len({*zip(content.rows, places.tolist(), strict=True)}) < len(places):
+    if np.bincount(rows * len(order) + places).max() > 1:
         problems.append("an entry has the same GPU several times: only the last one is counted")
     selected = content.is_single and len(order) > 1
     if selected:
         counts = zip(devices, np.bincount(places), strict=True)
         listed = first_names(f"GPU {one.index} is in {count:,}" for one, count in counts)
         problems.append(f"{listed} of {len(content.times):,} entries: this file has the selected GPU only")
-    return from_text(
+    return samples_of(
         path,
-        content.times,
-        values,
         devices,
-        cpu=cpu,
+        raw,
+        content.times,
         notes=[f"{path.name}: {note}" for note in (*notes, *problems)],
         doubt=SELECTED if selected else IMPOSSIBLE if problems else "",
         shows_losses=not selected and not failed.any(),
@@ -173,68 +173,53 @@ def read_array(path: Path, *, cpu: bool) -> Samples:
 
 def _content(path: Path) -> tuple[_Content, list[str]]:
     """Return the content of a file, and a note if it ends before its array does. Raises RecordError, OSError."""
-    try:
-        content = _Content()
-        for piece in _pieces(path):
-            content.add(_DECODER.decode(piece))
-        return content, []
-    except (msgspec.MsgspecError, RecursionError, ValueError):  # not a plain array of entries, as most are
-        entries, notes = _one_by_one(path)
-    content = _Content()
-    content.add(entries)
-    return content, notes
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    """Yield an array in pieces, each an array itself. Raises ValueError if it does not begin as one."""
-    with path.open("rb") as file:
-        rest = file.read(CHUNK)
-        begin = BEGIN.match(rest)
-        if begin is None:
-            raise ValueError("not an array of objects")
-        mark, rest = begin[1], rest[begin.start(1) :]
-        while more := file.read(CHUNK):
-            rest += more
-            if (end := rest.rfind(mark)) > 0:
-                yield b"".join((b"[", memoryview(rest)[: rest.rfind(b"}", 0, end) + 1], b"]"))
-                rest = rest[rest.find(b"{", end) :]
-        yield b"[" + rest
-
-
-def _one_by_one(path: Path) -> tuple[list[_Entry], list[str]]:
-    """Return the entries of any file with an array, and a note if it is truncated. Raises RecordError, OSError.
-
-    NaN and infinity, which Python writes although JSON has none, are unknown.
-    """
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
-    at = text.find("[") + 1
-    if not at or text.lstrip()[:1] not in ("[", "{"):
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8).strip(b"\0 \t\r\n")
+    if data[:1] not in (b"[", b"{"):
         raise unknown_kind(path, "it begins with neither a JSON array nor a table with a timestamp")
-    decoder = json.JSONDecoder(parse_constant=lambda _: None)
-    found, notes, why = [], [], ""
+    begin = BEGIN.search(data)
+    mark = begin[1] if begin else b"["
+    content = _Content()
     try:
-        while (at := _skipped(text, at)) == len(text) or text[at] != "]":
-            entry, at = decoder.raw_decode(text, at)
-            found.append(entry)
-    except json.JSONDecodeError as error:
-        if '"timestamp"' in text[error.pos :]:  # of a later entry
-            why = str(error)
-        notes = [f"truncated: {plural(len(found), 'complete sample')}"]
-    except RecursionError:
-        why = "nested too deeply"
+        for piece in _pieces(data, mark):
+            content.add(_PIECE.decode(piece))
+        return content, []
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # not a plain array of entries, as most are
+        content = _Content()
     try:
-        entries = msgspec.convert(found, list[_Entry])
-    except (msgspec.MsgspecError, RecursionError) as error:
-        why = why or str(error).replace("`", "")
-    if why:
-        raise RecordError(f"{path} is damaged", why=why, hint="restore it from a copy")
-    return entries, notes
+        entries, is_cut = _decoded(data, mark)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error).replace("`", "")
+        raise RecordError(f"{path} is damaged", why=why, hint="restore it from a copy") from None
+    content.add(entries)
+    return content, [f"truncated: {plural(len(entries), 'complete sample')}"] if is_cut else []
 
 
-def _skipped(text: str, at: int) -> int:
-    """Return the place of the next entry, or of the end."""
-    found = BETWEEN.match(text, at)
-    return found.end() if found else at
+def _pieces(data: bytes, mark: bytes) -> Iterator[bytes]:
+    """Yield an array in pieces, each an array itself. mark: begin of an entry."""
+    begin = 1
+    while (end := data.rfind(mark, begin + 1, begin + CHUNK)) > 0 and len(data) > begin + CHUNK:
+        yield b"[" + data[begin:end].rstrip(b", \t\r\n") + b"]"
+        begin = end
+    yield b"[" + data[begin:]
+
+
+def _decoded(data: bytes, mark: bytes) -> tuple[list[_Entry], bool]:
+    """Return the entries of a file, and whether it is truncated: without the last, incomplete one.
+
+    NaN and infinity are unknown. mark: begin of an entry.
+    """
+    closing, is_cut = b"]}" if data.startswith(b"{") else b"]", False
+    while True:
+        try:
+            found = _WHOLE.decode(data)
+            return found.samples if isinstance(found, _Document) else found, is_cut
+        except msgspec.DecodeError as error:
+            if "truncated" in str(error) and (end := data.rfind(mark)) > 0:
+                data, is_cut = data[:end].rstrip(b", \t\r\n") + closing, True
+            elif NOT_JSON.search(data):
+                data = NOT_JSON.sub(b"null", data)
+            else:
+                raise
 
 
 def unknown_kind(path: Path, why: str) -> RecordError:

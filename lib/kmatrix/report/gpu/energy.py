@@ -10,97 +10,82 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from kmatrix.report.gpu.recordings import Recording
 from kmatrix.report.gpu.samples import Array, Samples
 
-Places = npt.NDArray[np.intp]
-
 SLACK_S = 2.0  # before the first or after the last sample: still recorded
+Interval = tuple[float, float]  # s since the first sample
 
 
 def steps_of(samples: Samples) -> Array:
-    """Return the energy (J) between neighbouring samples (samples - 1, devices); NaN: unknown; 0 in a gap of power."""
-    energy, power = (samples.values[name] for name in ("energy_j", "power"))
-    found = np.full((len(samples) - 1, len(samples.devices)), np.nan)
-    for device in range(len(samples.devices)):
-        if np.count_nonzero(~np.isnan(energy[:, device])) > 1:
-            found[:, device] = _counted(samples, energy[:, device])
-        elif not np.isnan(power[:, device]).all():
-            found[:, device] = _integrated(samples, power[:, device])
+    """Return the energy (J) between neighbouring samples (samples - 1, devices); NaN: unknown.
+
+    0: in a gap of power, between two recordings, and of devices that are not in a recording.
+    """
+    energy, power = samples["energy_j"], samples["power"]
+    found = np.zeros((len(samples) - 1, len(samples.devices)))
+    for part in samples.parts:
+        time, steps = samples.time[part.rows], slice(part.rows.start, part.rows.stop - 1)
+        for device in part.places:
+            found[steps, device] = _steps(time, energy[part.rows, device], power[part.rows, device], samples.gap_s)
     return found
 
 
-def _counted(samples: Samples, energy: Array) -> Array:
-    """Return the increases of an energy counter. Unknown: from a reset that happened in a gap, and after its end."""
-    known = np.flatnonzero(~np.isnan(energy))
-    widths, rises = np.diff(samples.time[known]), np.diff(energy[known])
-    rises = np.where(rises >= 0, rises, np.where(widths > samples.gap_s, np.nan, 0.0))
-    return _spread(samples, known, rises)
+def _steps(time: Array, energy: Array, power: Array, gap_s: float) -> Array:
+    widths = np.diff(time)
+    is_gap = widths > gap_s
+    if np.count_nonzero(~np.isnan(energy)) > 1:
+        rises = np.diff(_filled(time, energy, gap_s, is_counter=True))
+        return np.where(rises < 0, np.where(is_gap, np.nan, 0.0), rises)  # nobody knows what a reset in a gap lost
+    filled = _filled(time, power, gap_s, is_counter=False)
+    return np.where(is_gap, 0.0, widths) * (filled[1:] + filled[:-1]) / 2
 
 
-def _integrated(samples: Samples, power: Array) -> Array:
-    """Return the integral of power. Unknown: where power is, for longer than a gap."""
-    known = np.flatnonzero(~np.isnan(power))
-    widths = np.diff(samples.time[known])
-    areas = widths * (power[known][1:] + power[known][:-1]) / 2
-    is_gap = widths > samples.gap_s
-    areas[is_gap] = np.where(np.diff(known)[is_gap] == 1, 0.0, np.nan)
-    return _spread(samples, known, areas)
+def _filled(time: Array, values: Array, gap_s: float, *, is_counter: bool) -> Array:
+    """Return values with those between known ones, but in holes that are longer than a gap only of a counter that rose.
 
-
-def _spread(samples: Samples, known: Places, joules: Array) -> Array:
-    """Return the energy of each step from that between the samples with a value, in proportion to time.
-
-    known: places of these samples. Before the first and after the last one, energy is unknown if that takes longer than
-    a gap.
+    A short hole at the begin or the end has the nearest value.
     """
-    if len(known) == len(samples):
-        return joules
-    widths = np.diff(samples.time)
-    steps = np.zeros(len(widths))
-    inside = np.arange(known[0], known[-1])
-    of = np.searchsorted(known, inside, side="right") - 1
-    share = widths[inside] / np.maximum(np.diff(samples.time[known])[of], 1e-9)
-    steps[inside] = joules[of] * np.where(np.diff(known)[of] == 1, 1.0, share)
-    for part in (slice(0, known[0]), slice(known[-1], None)):
-        if widths[part].sum() > samples.gap_s:
-            steps[part] = np.nan
-    return steps
-
-
-def between(time: Array, steps: Array, begins: Array, ends: Array) -> Array:
-    """Return the energy (J) of each device from each begin to its end (spans, devices); NaN if a part is unknown.
-
-    time: of the samples (s).  steps: of `steps_of`.  Begins and ends outside of the recording are cut to it.
-    """
-    unknown = np.isnan(steps)
-    found = np.empty((len(begins), steps.shape[1]))
-    for device in range(steps.shape[1]):
-        total = np.concatenate([[0.0], np.nancumsum(steps[:, device])])
-        holes = np.concatenate([[0.0], np.cumsum(unknown[:, device])])
-        joules, lost = (np.interp(ends, time, each) - np.interp(begins, time, each) for each in (total, holes))
-        found[:, device] = np.where(lost > 0, np.nan, joules)
+    is_known = ~np.isnan(values)
+    known = np.flatnonzero(is_known)
+    if not len(known) or len(known) == len(values):
+        return values
+    unknown = (
+        np.diff(time[known], prepend=time[0], append=time[-1]) > gap_s
+    )  # holes: before each known value, at the end
+    if is_counter:
+        unknown[1:-1] &= np.diff(values[known]) < 0
+    found = np.interp(time, time[known], values[known])
+    found[~is_known & unknown[np.cumsum(is_known)]] = np.nan
     return found
 
 
-def joules_at(recordings: Sequence[Recording], times: Sequence[float]) -> Array:
-    """Return the energy (J) of all devices of a run from the start of its first recording to each of these times.
+def within(time: Array, intervals: Sequence[Interval]) -> Array:
+    """Return how much (s) of each step between samples is within intervals, which are in order of time."""
+    edges = np.ravel(intervals)
+    if not len(edges):
+        return np.zeros(len(time) - 1)
+    inside = np.cumsum(np.diff(edges, prepend=edges[0]) * (np.arange(len(edges)) % 2))
+    return np.diff(np.interp(time, edges, inside))
 
-    recordings: of all attempts. times: Unix s, of the machine that recorded. NaN: in no recording, or after an unknown
-    amount. All are NaN for several nodes, whose clocks may differ. The energy between two recordings is in none.
+
+def joules_within(samples: Samples, steps: Array, intervals: Sequence[Interval]) -> float:
+    """Return the energy (J) of all devices within intervals; NaN if a part of it is unknown. steps: of `steps_of`."""
+    inside, widths = within(samples.time, intervals), np.diff(samples.time)
+    touched = inside > 0
+    return float((steps.sum(axis=1)[touched] * inside[touched] / widths[touched]).sum())
+
+
+def joules_at(samples: Samples, times: Sequence[float]) -> Array:
+    """Return the energy (J) of all devices of a machine from its first sample to each of these times (its Unix s).
+
+    NaN: in no recording, after an unknown amount, or if its clock was set back: a time may mean two moments. The
+    energy between two recordings is in none.
     """
-    wanted = np.asarray(times, dtype=float)
-    found = np.full(len(wanted), np.nan)
-    if len({one.node for one in recordings}) != 1:
-        return found
-    before = 0.0
-    for samples in (one.samples for one in recordings):
-        total = np.concatenate([[before], before + np.cumsum(steps_of(samples).sum(axis=1))])
-        before = float(total[-1])
-        if (np.diff(samples.wall) < 0).any():
-            continue  # the clock was set back: a time may mean two moments
-        inside = (wanted >= samples.wall[0] - SLACK_S) & (wanted <= samples.wall[-1] + SLACK_S)
-        found[inside] = np.interp(wanted[inside], samples.wall, total)
-    return found
+    wanted, wall = np.asarray(times, dtype=float), samples.wall
+    total = np.concatenate([[0.0], np.cumsum(steps_of(samples).sum(axis=1))])
+    inside = np.zeros(len(wanted), dtype=bool)
+    if (np.diff(wall) >= 0).all():
+        for part in samples.parts:
+            inside |= (wanted >= wall[part.rows][0] - SLACK_S) & (wanted <= wall[part.rows][-1] + SLACK_S)
+    return np.where(inside, np.interp(wanted, wall, total), np.nan)

@@ -55,7 +55,7 @@ class RecordedFolder:
         """Return a run over time, None if it has no two samples."""
         if run.name in self.timelines:
             return self.timelines[run.name]
-        found = recordings_of(RunDir(self.root / run.name), cpu=run.gpu is not None and run.gpu.unit == "rank")
+        found = recordings_of(RunDir(self.root / run.name))
         return timeline_of(found, running=run.status == Status.RUNNING)
 
 

@@ -1,4 +1,4 @@
-"""Read a GPU recording of any format as arrays: nothing above this module knows a format.
+"""Read a GPU recording of any format as samples: nothing above this module knows a format.
 
 Formats: gpu_samples.bin, JSON arrays (`kmatrix.report.gpu.arrays`), and tables with a column per GPU and quantity.
 """
@@ -17,11 +17,10 @@ from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.binary import MAGIC, damage_note, read_samples
 from kmatrix.gpu.formats.samples import CSV_FIELDS, CSV_SIMULATED, SIMULATED, csv_header, time_of
 from kmatrix.report.gpu.arrays import floats, read_array, unknown_kind
-from kmatrix.report.gpu.samples import MEASURED, DeviceFacts, Samples, facts_of, from_text, samples_of
+from kmatrix.report.gpu.samples import MEASURED, DeviceFacts, Samples, facts_of, samples_of
 from kmatrix.text import first_names, plural
 
 PROBE = 64  # bytes
-REPLACED_S = 5.0  # both clocks of a machine differ by less over a pause
 CSV_COLUMN = re.compile(r"gpu(\d+)_(\w+)")
 CSV_NAMES = {
     **{"power_w": "power", "temp_c": "temperature", "util_pct": "utilization", "sm_clock_mhz": "sm_clock"},
@@ -29,19 +28,17 @@ CSV_NAMES = {
 }
 
 
-def load(path: Path, *, cpu: bool = False) -> Samples:
-    """Return the samples of a recording; an incomplete last one is left out. cpu: devices without a name are ranks.
+def load(path: Path) -> Samples:
+    """Return the samples of a recording; an incomplete last one is left out.
 
     Raises RecordError if it is missing, damaged, of another kind, or has no sample.
     """
     try:
         with path.open("rb") as file:
             begin = file.read(PROBE).removeprefix(codecs.BOM_UTF8)
-            if begin.startswith(MAGIC) or path.suffix == ".bin":
-                return _binary(path)
-            if begin.startswith(b"timestamp"):
-                return _table(path, cpu=cpu)
-        return read_array(path, cpu=cpu)
+        if begin.startswith(MAGIC) or path.suffix == ".bin":
+            return _binary(path)
+        return _table(path) if begin.startswith(b"timestamp") else read_array(path)
     except FileNotFoundError:
         raise RecordError(f"{path} is missing", hint="pass a gpu_stats*.json or gpu_metrics*.csv file") from None
     except OSError as error:
@@ -50,10 +47,8 @@ def load(path: Path, *, cpu: bool = False) -> Samples:
 
 def _binary(path: Path) -> Samples:
     recording = read_samples(path)
-    if not len(recording):
-        raise RecordError(f"{path} contains no sample", why="; ".join(damage_note(path, recording.damaged)))
     header = recording.header
-    devices = tuple(
+    devices = [
         DeviceFacts(
             index=int(gpu["gpu_index"]),
             name=str(gpu["gpu_name"]),
@@ -62,26 +57,20 @@ def _binary(path: Path) -> Samples:
             memory_total=gpu.get("memory_total"),
         )
         for gpu in header["gpus"]
-    )
-    wall, monotonic = np.array(recording.times, dtype=float), np.array(recording.monotonic, dtype=float)
-    steps, passed = np.diff(monotonic), np.diff(wall)
-    # The machine booted, or another one continued the file.
-    replaced = (steps < 0) | ((steps > REPLACED_S) & (np.abs(passed - steps) > REPLACED_S))
+    ]
     return samples_of(
         path,
         devices,
         {name: [columns[name] for columns in recording.columns] for name in MEASURED},
-        time=np.concatenate([[0.0], np.cumsum(np.where(replaced, np.maximum(passed, 0), steps))]),
-        wall=wall,
-        monotonic=monotonic,
+        recording.times,
+        recording.monotonic,
         device_type=str(header.get("device_type") or ""),
         simulated=bool(header.get("simulated")) or any(one.name.endswith(SIMULATED) for one in devices),
-        energy_source=header.get("energy_source"),
         notes=damage_note(path, recording.damaged),
     )
 
 
-def _table(path: Path, *, cpu: bool) -> Samples:
+def _table(path: Path) -> Samples:
     """Return the samples of a table with a column per GPU and quantity."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         header, *lines = csv.reader(line.replace("\0", "") for line in file)
@@ -94,13 +83,13 @@ def _table(path: Path, *, cpu: bool) -> Samples:
     rows = [(time, row) for time, row in stamped if not math.isnan(time)]
     notes = [f"{path.name}: {plural(lost, 'incomplete line')} left out"] if (lost := len(lines) - len(rows)) else []
     indices = sorted({index for index, _ in named.values()})
-    values = {name: np.full((len(rows), len(indices)), np.nan) for name in (*MEASURED, "memory_total")}
+    raw = {name: [np.full(len(rows), np.nan) for _ in indices] for name in (*MEASURED, "memory_total")}
     for at, (index, quantity) in named.items():
-        values[quantity][:, indices.index(index)] = floats([row[at].strip() or None for _, row in rows])[0]
+        raw[quantity][indices.index(index)] = floats([row[at].strip() or None for _, row in rows])[0]
     mark = f" {SIMULATED}" if CSV_SIMULATED in header else ""
-    totals = zip(indices, values["memory_total"].T, strict=True)
-    devices = tuple(facts_of(index, f"GPU {index}{mark}", "", total) for index, total in totals)
-    return from_text(path, [time for time, _ in rows], values, devices, cpu=cpu, notes=notes)
+    totals = zip(indices, raw["memory_total"], strict=True)
+    devices = [facts_of(index, f"GPU {index}{mark}", "", total) for index, total in totals]
+    return samples_of(path, devices, raw, [time for time, _ in rows], notes=notes)
 
 
 def _time(text: str) -> float:

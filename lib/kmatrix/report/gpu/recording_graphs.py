@@ -20,7 +20,7 @@ from kmatrix.records.paths import RunDir
 from kmatrix.report import figure
 from kmatrix.report.gpu.graphs import METRICS, draw_lanes, draw_legend
 from kmatrix.report.gpu.load import load
-from kmatrix.report.gpu.recordings import Recording, RunRecordings, recordings_of
+from kmatrix.report.gpu.recordings import Node, recordings_of
 from kmatrix.report.gpu.samples import label_of
 from kmatrix.report.gpu.timeline import range_of, timeline_of
 from kmatrix.text import WIDTH, columns, fixed, plural, shortened_names, table
@@ -28,7 +28,7 @@ from kmatrix.text import WIDTH, columns, fixed, plural, shortened_names, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Named = tuple[str, RunRecordings]
+Named = tuple[str, list[Node]]  # with samples
 
 
 def read_recordings(paths: Sequence[Path]) -> list[Named]:
@@ -36,14 +36,16 @@ def read_recordings(paths: Sequence[Path]) -> list[Named]:
     found = []
     for path, name in zip(paths, shortened_names([str(path) for path in paths], 40), strict=True):
         if path.is_dir():
-            one = recordings_of(RunDir(path))
+            nodes = recordings_of(RunDir(path))
         else:
-            one = RunRecordings(recordings=(Recording(evidence=path.name, samples=load(path)),))
-        if not one.recordings:
+            samples = load(path)
+            nodes = [Node(folder=RunDir(path.parent), samples=samples, notes=samples.notes)]
+        tables = [one for node in nodes if (one := node.samples) is not None]
+        if not tables:
             hint = "pass the directory of a recorded run, or a gpu_stats*.json or gpu_metrics*.csv file"
-            raise RecordError(f"{path} contains no recording", why="; ".join(one.notes), hint=hint)
-        mark = " (simulated)" if one.recordings[0].samples.simulated else ""
-        found.append((f"{name}{mark}", one))
+            why = "; ".join(note for node in nodes for note in node.notes)
+            raise RecordError(f"{path} contains no recording", why=why, hint=hint)
+        found.append((f"{name}{' (simulated)' if tables[0].simulated else ''}", nodes))
     return found
 
 
@@ -71,20 +73,18 @@ def draw(recordings: Sequence[Named]) -> Figure | str:
 def summary(recordings: Sequence[Named]) -> str:
     """Return mean, minimum and maximum of each quantity: of one recording per GPU, of two over the GPUs of each."""
     lines, rows = [], []
-    for name, found in recordings:
-        samples = [one.samples for one in found.recordings]
-        length = plural(sum(map(len, samples)), "sample")
-        lines += [
-            f"{name}: {length} in {sum(one.time[-1] for one in samples):,.1f} s",
-            *(f"! {note}" for note in found.notes),
-        ]
-        lines += [f"! {note}" for one in samples for note in one.notes]
+    for name, nodes in recordings:
+        samples = [one for node in nodes if (one := node.samples) is not None]
+        length, seconds = plural(sum(map(len, samples)), "sample"), sum(one.seconds for one in samples)
+        lines.append(f"{name}: {length} in {seconds:,.1f} s")
+        lines += [f"! {note}" for node in nodes for note in node.notes]
     for quantity, (word, unit, size) in METRICS.items():
-        for name, found in recordings:
+        for name, nodes in recordings:
             of_each = [
-                (f"{label_of(device, one.host, is_cpu=False)}, {device.name}", values / size)
-                for one in found.recordings
-                for device, values in zip(one.samples.devices, one.samples.values[quantity].T, strict=True)
+                (f"{label_of(device, node.host, is_cpu=False)}, {device.name}", values / size)
+                for node in nodes
+                if (one := node.samples) is not None
+                for device, values in zip(one.devices, one[quantity].T, strict=True)
             ]
             if len(recordings) > 1:
                 of_each = [(name, np.concatenate([values for _, values in of_each]))]

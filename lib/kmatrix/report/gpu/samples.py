@@ -1,9 +1,9 @@
-"""The samples of a GPU recording as arrays, whatever its format: impossible values and times are unknown."""
+"""The samples of GPU recordings as a table, whatever their format: impossible values and times are unknown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from kmatrix.gpu.formats.samples import SIMULATED
 from kmatrix.text import plural
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 QUANTITIES = ("memory_used", "utilization", "power", "temperature", "sm_clock")  # MiB, %, W, degrees C, MHz
 MEASURED = (*QUANTITIES, "energy_j")  # J, a counter
 CPU = "cpu"  # device type of ranks on the CPU
 RANK_NAME = "CPU rank "  # prefix of the device name that the recorder gives a rank
 IMPOSSIBLE, SELECTED = "impossible values", "one GPU at a time"  # reasons why devices cannot be compared
 SHORTEST_GAP_S, LONGEST_GAP_S = 2.0, 60.0
+REPLACED_S = 5.0  # both clocks of a machine differ by less over a pause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,57 +37,73 @@ class DeviceFacts:
     rank: int | None = None
     memory_total: float | None = None  # MiB
 
+    @property
+    def identity(self) -> tuple[int, str, str]:
+        return self.index, self.uuid, self.name
 
-class Columns(Mapping[str, Array]):
-    """Quantity -> values (samples, devices), NaN: unknown, as are values that cannot be true.
 
-    Each access makes a new array: a recording of days does not fit in memory with all quantities at once.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One recording in a table."""
 
-    def __init__(self, raw: Mapping[str, Sequence[Any]], devices: Sequence[DeviceFacts], *, ranks: bool) -> None:
-        """Keep the values as they are in the file. raw: quantity -> values (samples,) per device."""
-        self._raw, self._devices, self._ranks = raw, devices, ranks
-
-    def __getitem__(self, quantity: str) -> Array:
-        values = np.stack([np.array(one, dtype=float) for one in self._raw[quantity]], axis=1)
-        limits = [limits_of(quantity, one.memory_total, is_rank=self._ranks) for one in self._devices]
-        low, high = np.array(limits).T
-        values[~((values >= low) & (values <= high))] = np.nan
-        return values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._raw)
-
-    def __len__(self) -> int:
-        return len(self._raw)
-
-    def impossible(self) -> dict[str, int]:
-        """Return quantity -> number of values that cannot be true, of those that have some."""
-        found = {}
-        for quantity, raw in self._raw.items():
-            unknown = sum(int(np.count_nonzero(np.isnan(one))) for one in raw)
-            found[quantity] = int(np.count_nonzero(np.isnan(self[quantity]))) - unknown
-        return {quantity: count for quantity, count in found.items() if count}
+    rows: slice
+    places: Sequence[int]  # of its devices in the table
+    raw: Mapping[str, Sequence[Any]] = field(repr=False)  # quantity -> values (samples,) per device, as in the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """One recording: samples of all of its devices, at least one."""
+    """The recordings of one machine, oldest first: `samples["power"]` has the values (samples, devices), NaN: unknown.
 
-    devices: tuple[DeviceFacts, ...]
-    time: Array  # (samples,), s since the first one: never goes back, whatever the clock of the machine does
-    wall: Array  # (samples,), Unix s
-    monotonic: Array | None  # (samples,), s since the boot; None: not recorded
-    values: Mapping[str, Array] = field(repr=False)  # quantity -> (samples, devices), NaN: unknown
+    Each access makes a new array: a recording of days does not fit in memory with all quantities at once.
+    """
+
+    devices: tuple[DeviceFacts, ...]  # those of the last recording first
+    wall: Array = field(repr=False)  # (samples,), Unix s
+    monotonic: Array | None = field(default=None, repr=False)  # (samples,), s since the boot; None: not recorded
+    parts: tuple[Part, ...]  # at least one, with at least one sample and one device
     device_type: str  # nvidia, CPU or "" (unknown)
     simulated: bool
-    energy_source: str | None  # counter or power; None: unknown
     doubt: str = ""  # why its devices cannot be compared; empty: they can
     shows_losses: bool = True  # a device without any value did not respond: it was neither unselected nor unread
     notes: tuple[str, ...] = ()  # what could not be read or cannot be true, one sentence each
 
     def __len__(self) -> int:
-        return len(self.time)
+        return len(self.wall)
+
+    def __getitem__(self, quantity: str) -> Array:
+        found = np.full((len(self), len(self.devices)), np.nan)
+        for part in self.parts:
+            for place, raw in zip(part.places, part.raw[quantity], strict=True):
+                low, high = self._limits(quantity, place)
+                values = np.asarray(raw, dtype=float)
+                found[part.rows, place] = np.where((values >= low) & (values <= high), values, np.nan)
+        return found
+
+    def _limits(self, quantity: str, place: int) -> tuple[float, float]:
+        return limits_of(quantity, self.devices[place].memory_total, is_rank=self.device_type == CPU)
+
+    def impossible(self) -> dict[str, int]:
+        """Return quantity -> number of values that cannot be true, of those that have some."""
+        counts = dict.fromkeys(MEASURED, 0)
+        for part in self.parts:
+            for quantity in MEASURED:
+                for place, raw in zip(part.places, part.raw[quantity], strict=True):
+                    low, high = self._limits(quantity, place)
+                    values = np.asarray(raw, dtype=float)
+                    counts[quantity] += int(np.count_nonzero((values < low) | (values > high)))
+        return {quantity: count for quantity, count in counts.items() if count}
+
+    @cached_property
+    def time(self) -> Array:
+        """(samples,), s since the first one: never goes back, whatever the clock of the machine does."""
+        steps = passed = np.diff(self.wall)
+        if self.monotonic is not None:
+            steps = np.diff(self.monotonic)
+            # The machine booted, or another one continued the file.
+            replaced = (steps < 0) | ((steps > REPLACED_S) & (np.abs(passed - steps) > REPLACED_S))
+            steps = np.where(replaced, passed, steps)
+        return np.concatenate([[0.0], np.cumsum(np.maximum(steps, 0))])
 
     @cached_property
     def usual_s(self) -> float:
@@ -101,96 +119,117 @@ class Samples:
         """
         return min(max(SHORTEST_GAP_S, 2 * self.usual_s), LONGEST_GAP_S)
 
-    def at(self, wall: float, monotonic: float | None = None) -> float:
-        """Return the time (s since the first sample) at which both clocks had these readings, also outside of it.
+    @property
+    def joints(self) -> list[int]:
+        """The last sample of each recording but the last one."""
+        return [part.rows.start - 1 for part in self.parts[1:]]
 
-        The difference of the clocks identifies the boot: the monotonic time starts near 0 at each.
-        """
+    @cached_property
+    def gaps(self) -> Mask:
+        """Whether nothing was recorded between two samples (samples - 1,)."""
+        found = np.diff(self.time) > self.gap_s
+        found[self.joints] = True
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """The sampled time (s)."""
+        return float(np.diff(self.time)[~self.gaps].sum())
+
+    @cached_property
+    def newest(self) -> Mask:
+        """Which samples are of exactly the devices of the last recording (samples,)."""
+        found, last = np.zeros(len(self), dtype=bool), sorted(self.parts[-1].places)
+        for part in self.parts:
+            found[part.rows] = sorted(part.places) == last
+        return found
+
+    def at(self, wall: float, monotonic: float | None = None) -> float:
+        """Return the time (s since the first sample) at which both clocks had these readings, also outside of it."""
         if monotonic is not None and self.monotonic is not None:
+            # The difference of the clocks identifies the boot: the monotonic time starts near 0 at each.
             places, offsets = self._boots
-            place = places[np.argmin(np.abs(offsets - (wall - monotonic)))]
-            return float(self.time[place] + monotonic - self.monotonic[place])
-        before = np.flatnonzero(self.wall <= wall)
-        place = before[-1] if len(before) else 0
+            nearest = np.argmin(np.abs(offsets - (wall - monotonic)))
+            if abs(offsets[nearest] - (wall - monotonic)) < REPLACED_S:
+                place = places[nearest]
+                return float(self.time[place] + monotonic - self.monotonic[place])
+        place = max(np.flatnonzero(self.wall <= wall), default=0)
         return float(self.time[place] + wall - self.wall[place])
 
     @cached_property
     def _boots(self) -> tuple[npt.NDArray[np.intp], Array]:
         """The first sample of each boot, or after the wall clock was set, and the difference of both clocks there."""
-        offsets = self.wall - self.monotonic if self.monotonic is not None else self.wall
-        places = np.concatenate([[0], np.flatnonzero(np.abs(np.diff(offsets)) > 1) + 1])
+        offsets = self.wall - (0 if self.monotonic is None else self.monotonic)
+        places = np.flatnonzero(np.abs(np.diff(offsets, prepend=np.inf)) > 1)
         return places, offsets[places]
 
 
 def samples_of(
     path: Path,
-    devices: tuple[DeviceFacts, ...],
+    devices: Sequence[DeviceFacts],
     raw: Mapping[str, Sequence[Any]],
+    wall: Sequence[float],
+    monotonic: Sequence[float] | None = None,
     *,
-    device_type: str,
+    device_type: str | None = None,
     doubt: str = "",
     notes: Sequence[str] = (),
     **known: Any,
 ) -> Samples:
-    """Return a recording, with a note about the values that cannot be true.
+    """Return a recording without samples whose time cannot be true, and with a note about what cannot be true.
 
-    raw: quantity -> values (samples,) per device. known: further fields.
+    raw: quantity -> values (samples,) per device. device_type: None if the names of the devices tell. known: further
+    fields. Raises RecordError if there is no sample.
     """
-    values = Columns(raw, devices, ranks=device_type == CPU)
-    if counts := values.impossible():
+    times, found = np.array(wall, dtype=float), list(notes)
+    if monotonic is None:  # a text
+        sound = (times >= EARLIEST) & (times <= LATEST)
+        if strange := times[~sound].tolist():
+            many = plural(len(strange), "time")
+            found.append(f"{path.name}: {many} that cannot be true, such as {strange[0]:.10g} s: left out")
+            times, raw = times[sound], {name: [one[sound] for one in columns] for name, columns in raw.items()}
+        if back := int(np.count_nonzero(np.diff(times) <= 0)):
+            found.append(f"{path.name}: the time does not go on {plural(back, 'time')}: counted as no time")
+            doubt = doubt or IMPOSSIBLE
+    if not len(times):
+        raise RecordError(f"{path} contains no sample", why="; ".join(found))
+    part = Part(rows=slice(0, len(times)), places=range(len(devices)), raw=raw)
+    are_ranks = all(one.name.startswith(RANK_NAME) for one in devices)
+    samples = Samples(
+        devices=tuple(devices),
+        wall=times,
+        monotonic=None if monotonic is None else np.array(monotonic, dtype=float),
+        parts=(part,),
+        device_type=(CPU if are_ranks else "") if device_type is None else device_type,
+        **{"simulated": any(one.name.endswith(SIMULATED) for one in devices), **known},
+    )
+    if counts := samples.impossible():
         listed = ", ".join(f"{count:,} of {quantity}" for quantity, count in counts.items())
         many = plural(sum(counts.values()), "value")
-        notes = [*notes, f"{path.name}: {many} that cannot be true, unknown instead: {listed}"]
-    return Samples(
-        devices=devices,
-        values=values,
-        device_type=device_type,
-        doubt=doubt or (IMPOSSIBLE if counts else ""),
-        notes=tuple(notes),
-        **known,
-    )
+        found.append(f"{path.name}: {many} that cannot be true, unknown instead: {listed}")
+        doubt = doubt or IMPOSSIBLE
+    return replace(samples, doubt=doubt, notes=tuple(found))
 
 
-def from_text(
-    path: Path,
-    times: Sequence[float],
-    values: Mapping[str, Array],
-    devices: tuple[DeviceFacts, ...],
-    *,
-    cpu: bool,
-    notes: Sequence[str],
-    doubt: str = "",
-    shows_losses: bool = True,
-) -> Samples:
-    """Return the samples of a text recording without those whose time cannot be true.
-
-    values: quantity -> (samples, devices). cpu: devices without a name are ranks.
-    """
-    wall, found = np.array(times, dtype=float), list(notes)
-    sound = (wall >= EARLIEST) & (wall <= LATEST)
-    if strange := wall[~sound].tolist():
-        many = plural(len(strange), "time")
-        found.append(f"{path.name}: {many} that cannot be true, such as {strange[0]:.10g} s: left out")
-    wall = wall[sound]
-    if not len(wall):
-        raise RecordError(f"{path} contains no sample", why="; ".join(found))
-    steps = np.diff(wall)
-    if back := int(np.count_nonzero(steps <= 0)):
-        found.append(f"{path.name}: the time does not go on {plural(back, 'time')}: counted as no time")
-    ranks = all(one.name.startswith(RANK_NAME) or (cpu and one.name == f"GPU {one.index}") for one in devices)
-    return samples_of(
-        path,
-        devices,
-        {quantity: list(values[quantity][sound].T) for quantity in MEASURED},
-        time=np.concatenate([[0.0], np.cumsum(np.maximum(steps, 0))]),
-        wall=wall,
-        monotonic=None,
-        device_type=CPU if ranks else "",
-        simulated=any(one.name.endswith(SIMULATED) for one in devices),
-        energy_source="counter" if np.isfinite(values["energy_j"][sound]).any(axis=0).all() else "power",
-        doubt=doubt or (IMPOSSIBLE if back else ""),
-        shows_losses=shows_losses,
-        notes=found,
+def joined(recordings: Sequence[Samples]) -> Samples:
+    """Return the recordings of one machine, oldest first, as one table with the devices of all."""
+    devices: dict[tuple[int, str, str], DeviceFacts] = {}
+    for one in reversed(recordings):
+        for device in one.devices:
+            devices.setdefault(device.identity, device)
+    places, parts, begin = {identity: place for place, identity in enumerate(devices)}, [], 0
+    for one in recordings:
+        of_each = [places[device.identity] for device in one.devices]
+        parts.append(Part(rows=slice(begin, begin + len(one)), places=of_each, raw=one.parts[0].raw))
+        begin += len(one)
+    clocks = [one.monotonic for one in recordings if one.monotonic is not None]
+    return replace(
+        recordings[-1],
+        devices=tuple(devices.values()),
+        wall=np.concatenate([one.wall for one in recordings]),
+        monotonic=np.concatenate(clocks) if len(clocks) == len(recordings) else None,
+        parts=tuple(parts),
+        notes=tuple(note for one in recordings for note in one.notes),
     )
 
 

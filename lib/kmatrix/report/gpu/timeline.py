@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kmatrix.report.gpu.recordings import RunRecordings
+from kmatrix.report.gpu.recordings import Node
 from kmatrix.report.gpu.samples import CPU, QUANTITIES, Array, Samples, label_of
-from kmatrix.report.gpu.spans import Span, attempts_of, spans_of
+from kmatrix.report.gpu.spans import Span, spans_of
 
 COLUMNS = 360  # about one per 3 pixels of a picture
 MOST_LINES = 8  # devices that are drawn as lines; more are a band
@@ -24,11 +24,6 @@ class Lane:
     mean: Array
     low: Array
     high: Array
-
-    def then(self, later: Lane) -> Lane:
-        """Return the values of a later lane, and these where it has none."""
-        pairs = ((later.mean, self.mean), (later.low, self.low), (later.high, self.high))
-        return Lane(self.label, self.time, *(np.where(np.isnan(one), other, one) for one, other in pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,32 +53,30 @@ class Timeline:
         return [band, replace(worst, label="the one farthest from the mean")], worst.label
 
 
-def timeline_of(found: RunRecordings, *, running: bool = False) -> Timeline | None:
+def timeline_of(nodes: Sequence[Node], *, running: bool = False) -> Timeline | None:
     """Return a run in columns of equal time; None without two samples. running: it has not ended."""
-    zero = min((float(one.samples.wall[0]) for one in found.recordings), default=0.0)
-    placed = [(one, float(one.samples.wall[0]) - zero) for one in found.recordings]
-    length = max((begin + float(one.samples.time[-1]) for one, begin in placed), default=0.0)
+    known = [(node, one) for node in nodes if (one := node.samples) is not None]
+    zero = min((float(one.wall[0]) for _, one in known), default=0.0)
+    length = max((float(one.wall[0]) - zero + float(one.time[-1]) for _, one in known), default=0.0)
     if not length:
         return None
-    edges = np.linspace(0.0, length, min(COLUMNS, max(len(one.samples) for one, _ in placed)) + 1)
-    lanes: dict[str, dict[str, Lane]] = {quantity: {} for quantity in QUANTITIES}
-    attempts = attempts_of(found.folders[0], None, is_first=True) if found.folders else []
+    edges = np.linspace(0.0, length, min(COLUMNS, max(len(one) for _, one in known)) + 1)
+    lanes: dict[str, list[Lane]] = {quantity: [] for quantity in QUANTITIES}
     spans, capacity = [], None
-    for one, begin in placed:
-        samples, is_cpu = one.samples, one.samples.device_type == CPU
-        labels = [label_of(each, one.host, is_cpu=is_cpu) for each in samples.devices]
-        for quantity, known in lanes.items():
+    for node, samples in known:
+        begin, is_cpu, last = float(samples.wall[0]) - zero, samples.device_type == CPU, len(samples.parts[-1].places)
+        labels = [label_of(each, node.host, is_cpu=is_cpu) for each in samples.devices]
+        labels[last:] = [f"{label}, earlier attempt" for label in labels[last:]]
+        for quantity, mine in lanes.items():
             for label, values in zip(labels, _thinned(samples, quantity, edges - begin), strict=True):
-                lane = Lane(label, (edges[1:] + edges[:-1]) / 2, *values)
-                known[label] = lane if label not in known else known[label].then(lane)
+                mine.append(Lane(label, (edges[1:] + edges[:-1]) / 2, *values))
         if not is_cpu:
             capacity = max((each.memory_total for each in samples.devices if each.memory_total), default=capacity)
-        for span in spans_of(samples, attempts, running=running) if one.node == 0 and attempts else ():
-            first, last = max(0.0, span.begin), min(float(samples.time[-1]), span.end)
-            if first < last:
-                spans.append(Span(span.phase, first + begin, last + begin))
-    every = {quantity: list(known.values()) for quantity, known in lanes.items()}
-    return Timeline(seconds=length, lanes=every, capacity=capacity, spans=spans)
+        for span in spans_of(samples, node.folder, running=running) if node.number == 0 else ():
+            first, end = max(0.0, span.begin), min(float(samples.time[-1]), span.end)
+            if first < end:
+                spans.append(Span(span.phase, first + begin, end + begin))
+    return Timeline(seconds=length, lanes=lanes, capacity=capacity, spans=spans)
 
 
 def range_of(label: str, lanes: Sequence[Lane]) -> Lane:
@@ -96,7 +89,7 @@ def range_of(label: str, lanes: Sequence[Lane]) -> Lane:
 def _thinned(samples: Samples, quantity: str, edges: Array) -> Iterator[tuple[Array, Array, Array]]:
     """Yield mean, lowest and highest of a quantity in columns of each device. edges: of the columns (s)."""
     firsts = np.searchsorted(samples.time, edges[:-1])
-    values = np.vstack([samples.values[quantity], np.full(len(samples.devices), np.nan)])  # the end of the last column
+    values = np.vstack([samples[quantity], np.full(len(samples.devices), np.nan)])  # the end of the last column
     known = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         mean = np.add.reduceat(np.where(known, values, 0.0), firsts) / np.add.reduceat(known, firsts, dtype=float)
