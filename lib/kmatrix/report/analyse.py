@@ -64,7 +64,7 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
     if loss is not None:
         runs = [replaced(run, reached=reached(run, loss)) for run in runs]
         by_name = {run.name: run for run in runs}
-    files, fields = run_files(matrix.path), {name: known.train for name, known in seen.files.items()}
+    files = run_files(matrix.path)
     states = [state for name, state in seen.states.items() if name not in reserve]
     last = [attempt.end.at for state in seen.states.values() for attempt in state.attempts if attempt.end]
     results = Results(
@@ -85,8 +85,8 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
         configurations=tuple(known.values()),
         target=None if loss is None else target_of(loss, families, known, by_name, ends, of=of),
         scaling=tuple(_scaling(known, by_name)),
-        differing=differing(list(known.values()), files, fields),
-        warnings=(*_others(matrix, files), *run_warnings(runs), *tuning_warnings(files, fields)),
+        differing=differing(list(known.values()), files),
+        warnings=(*_others(matrix, files), *run_warnings(runs), *tuning_warnings(files)),
         provenance=plan.provenance,
         runs=tuple(runs),
     )

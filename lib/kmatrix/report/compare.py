@@ -19,19 +19,19 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.report import tables, wording
 from kmatrix.report.analyse import analyse
-from kmatrix.report.ranking import LOSS, differences, value_of
+from kmatrix.report.ranking import LOSS, value_of
 from kmatrix.report.render import average, rendered
 from kmatrix.report.reproduction import changes
 from kmatrix.report.results import Run
 from kmatrix.status.wanted import SEED_AXIS, on_axis
-from kmatrix.text import first_names, signed
+from kmatrix.text import first_names
 from kmatrix.verdict.family import Pair, PairOutcome, Rules
 from kmatrix.verdict.pairs import corrected, tested
 
 # Losses are comparable only if these fields of a run are equal.
 MEASURED_ON = {"data_sha256": "data", "block_size": "context length", "eval_samples": "validation sequences"}
-BEST = "best_val_loss"
-MEASURES = {LOSS: "final loss", BEST: "best loss", **tables.COST_TITLES}  # number of a run -> its title
+# Number of a run -> its title
+MEASURES = {LOSS: "final loss", "best_val_loss": "best loss", "tokens": "tokens", **tables.COST_TITLES}
 DIVERGED, NO_LOSS = "diverged", "finished without a loss"  # ends of a run
 Means = tuple[float | None, float | None]  # over the finished runs of both sides; over common seeds if there are two
 Key = tuple[tuple[str, str], ...]  # axes that identify a configuration
@@ -57,16 +57,14 @@ class Compared(Record, frozen=True, kw_only=True):
     measures: Annotated[dict[str, Means], Meta(description="number of a run -> its means in base and in new")]
     pair: Annotated[Pair | None, Meta(description="final losses of new, compared with those of base")]
     incomparable: Annotated[str, Meta(description="what the losses were measured on that differs: without a pair")]
-    notes: Annotated[tuple[str, ...], Meta(description="other differences between the runs")]
 
 
 class SymbolChange(Record, frozen=True, kw_only=True):
     """A symbol with different effective values."""
 
     name: str
-    base: Annotated[str, Meta(description="empty: this side does not have the symbol")]
-    new: Annotated[str, Meta(description="empty: this side does not have the symbol")]
-    configurations: Annotated[tuple[str, ...], Meta(description="those with this change")]
+    base: Annotated[tuple[str, ...], Meta(description='its values in the order of the configurations; "": none')]
+    new: Annotated[tuple[str, ...], Meta(description="the same of new")]
     neutral: Annotated[bool, Meta(description="the symbol cannot change a result")]
 
 
@@ -84,7 +82,6 @@ class Comparison(Record, frozen=True, kw_only=True):
     worse: Annotated[tuple[str, ...], Meta(description="whose final loss is worse in new, or all runs failed there")]
     untested: Annotated[tuple[str, ...], Meta(description="those of base whose final losses could not be compared")]
     confidence: float
-    min_difference: float | None
 
 
 def side_of(matrix: MatrixDir, run: str = "") -> Side:
@@ -130,7 +127,6 @@ def compare(base: Side, new: Side, neutral: Collection[str] = ()) -> Comparison:
         worse=tuple(name for name in common if name in worse),
         untested=(*(name for name in common if name not in settled), *only_in_base),
         confidence=base.rules.confidence,
-        min_difference=base.rules.min_difference,
     )
 
 
@@ -195,7 +191,6 @@ def _compared(name: str, base: Sequence[Run], new: Sequence[Run], pair: Pair | N
         measures={number: (was, now) for number, (was, now) in means.items() if was is not None or now is not None},
         pair=pair,
         incomparable=_measured_differently(base, new),
-        notes=tuple(differences([run for run in (*base, *new) if run.counts])),
     )
 
 
@@ -206,17 +201,16 @@ def _by_end(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
 
 
 def _symbol_changes(base: Side, new: Side, common: Common, neutral: Collection[str]) -> Iterator[SymbolChange]:
-    """Yield the symbols that differ between the first runs of both sides, those that can change a result first."""
-    files = run_files(base.matrix.path), run_files(new.matrix.path)
-    found: dict[tuple[bool, str, str, str], list[str]] = {}
-    for configuration, runs in common.items():
-        was, now = (known[one[0].name].symbols for known, one in zip(files, runs, strict=True))
-        for name in was.keys() | now.keys():
-            if was.get(name, "") != now.get(name, ""):
-                change = (name in neutral, name, was.get(name, ""), now.get(name, ""))
-                found.setdefault(change, []).append(configuration)
-    for (is_neutral, name, before, after), those in sorted(found.items()):
-        yield SymbolChange(name=name, base=before, new=after, configurations=tuple(those), neutral=is_neutral)
+    """Yield the symbols that differ between the sides, those that can change a result first."""
+    known = []
+    for place, side in enumerate((base, new)):
+        files = run_files(side.matrix.path)
+        known.append([files[run.name].symbols for sides in common.values() for run in sides[place]])
+    names = {name for symbols in (*known[0], *known[1]) for name in symbols}
+    for name in sorted(names, key=lambda name: (name in neutral, name)):
+        was, now = (tuple(dict.fromkeys(symbols.get(name, "") for symbols in side)) for side in known)
+        if was != now:
+            yield SymbolChange(name=name, base=was, new=now, neutral=name in neutral)
 
 
 def _about(base: Side, new: Side, common: Common) -> Iterator[str]:
@@ -244,13 +238,13 @@ def measures(one: Compared, found: Comparison) -> tables.Table:
     rows = []
     for name, (base, new) in one.measures.items():
         change = ""
-        if name in (LOSS, BEST) and one.incomparable:
+        if one.incomparable and name.endswith("_loss"):
             change = f"not comparable (different {one.incomparable})"
         elif name == LOSS and one.pair:
             change = tables.difference(one.pair, found.confidence)
             change += f" ({wording.NO_MORE[one.pair.no_more]})" if one.pair.no_more else ""
         elif base and new is not None:
-            change = f"{signed(100 * (new - base) / abs(base), 1)}%"
+            change = f"{wording.difference(100 * (new - base) / abs(base), 1)}%"
         row = {"": MEASURES[name], "base": wording.quantity(name, base), "new": wording.quantity(name, new)}
         rows.append(row | {"new - base": change})
     return tables.table_of(rows, ("new - base",))

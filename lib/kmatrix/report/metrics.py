@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import isnan, nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 
-from kmatrix.records.decode import Amount, Count, Number, Record, decode_lines
+from kmatrix.records.decode import Amount, Count, Number, Record, UnixTime, decode_lines, replaced
+from kmatrix.records.decode import field as record_field
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import MetricValues, RunNumbers, merged_lines, metric_line_of
+from kmatrix.records.runs import RunNumbers, merged_lines
 from kmatrix.report.gpu.energy import joules_at
 from kmatrix.report.gpu.samples import Samples
 
 MOST_POINTS = 200  # of a curve
-VAL, TRAIN, BITS = "val/loss", "train/loss", "val/bits_per_byte"
-NEWEST = {  # number of a run -> metric whose newest value it is
-    "final_val_loss": VAL,
-    "final_train_loss": TRAIN,
-    "hellaswag_accuracy": "hellaswag/accuracy",
-    "hellaswag_accuracy_norm": "hellaswag/accuracy_norm",
-    "core_metric": "core/metric",
-    "core_standard_error": "core/standard_error",
-    "sparsity": "sparsity",
-}
-TYPICAL = {  # -> metric whose median it is
-    "tokens_per_second": "throughput/tokens_per_s",
-    "mfu": "throughput/mfu",
-    "step_ms": "throughput/step_ms",
-}
+# Numbers of a run that are the newest values of a metric, and those that are medians
+NEWEST = ("hellaswag_accuracy", "hellaswag_accuracy_norm", "core_metric", "core_standard_error", "sparsity")
+TYPICAL = ("tokens_per_second", "mfu", "step_ms")
 
 
 class TrainingLosses(Record, frozen=True, kw_only=True):
@@ -59,50 +49,68 @@ class Metrics:
     train: TrainingLosses = field(default_factory=TrainingLosses)
 
 
+class LossLine(Record, frozen=True, kw_only=True, gc=False):
+    """The values of a line of metrics.jsonl that reports need. NaN: not in this line; None: not finite."""
+
+    step: Count
+    attempt: Count = 1
+    resumed: bool = False
+    time: UnixTime | None = None
+    elapsed_s: Number | None = nan
+    tokens: Number | None = nan
+    val_loss: Number | None = record_field(name="val/loss", default=nan)
+    train_loss: Number | None = record_field(name="train/loss", default=nan)
+    bits_per_byte: Number | None = record_field(name="val/bits_per_byte", default=nan)
+    hellaswag_accuracy: Number | None = record_field(name="hellaswag/accuracy", default=nan)
+    hellaswag_accuracy_norm: Number | None = record_field(name="hellaswag/accuracy_norm", default=nan)
+    core_metric: Number | None = record_field(name="core/metric", default=nan)
+    core_standard_error: Number | None = record_field(name="core/standard_error", default=nan)
+    sparsity: Number | None = nan
+    tokens_per_second: Number | None = record_field(name="throughput/tokens_per_s", default=nan)
+    mfu: Number | None = record_field(name="throughput/mfu", default=nan)
+    step_ms: Number | None = record_field(name="throughput/step_ms", default=nan)
+
+    def merged(self, later: LossLine) -> LossLine:
+        """Return this line with the values of a later line of the same step."""
+        found = ((name, getattr(later, name)) for name in self.__struct_fields__)
+        return replaced(self, **{name: value for name, value in found if _is_there(value)})
+
+
 class Log:
     """The lines of metrics.jsonl that count, merged by step; of each attempt the time of lost work, too."""
 
     def __init__(self, path: Path) -> None:
         """Read a file; a missing one has no lines. Damaged lines are noted."""
-        lines = [line for values in decode_lines(path, MetricValues) if (line := metric_line_of(values)) is not None]
+        lines = decode_lines(path, LossLine)
         # attempt -> Unix s of its last training line
-        self.last_times = {line.attempt: line.time for line in lines if line.time is not None and TRAIN in line.values}
+        self.last_times = {one.attempt: one.time for one in lines if one.time and _is_there(one.train_loss)}
         self.lines = merged_lines(lines)
-        self.step = np.array([line.step for line in self.lines], np.int64)
-        self.time = np.array([line.time for line in self.lines], np.float64)
-        self.attempt = np.array([line.attempt for line in self.lines], np.int64)
+        self.step, self.elapsed = self["step"].astype(np.int64), self["elapsed_s"]
+        self.val, self.train = self["val_loss"], self["train_loss"]
+        # Steps (indices) with a validation loss, and with a training loss
+        self.evaluated, self.trained = (np.flatnonzero(~np.isnan(losses)) for losses in (self.val, self.train))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return the values of a metric, one per step; NaN: unknown or not finite."""
-        return np.array([line.values.get(name, nan) for line in self.lines], np.float64)
-
-    def at(self, place: int, name: str) -> Any:
-        """Return the value of a metric at a step (its index)."""
-        return self.lines[place].values.get(name)
-
-    def newest(self, name: str) -> float | None:
-        """Return the newest known value of a metric."""
-        return next((value for line in reversed(self.lines) if (value := line.values.get(name)) is not None), None)
+        """Return the values of a field of `LossLine`, one per step; NaN: unknown or not finite."""
+        return np.array([*map(attrgetter(name), self.lines)], np.float64)
 
 
 def read(run_dir: RunDir, samples: Samples | None) -> Metrics:
     """Return what the log of a run says, with the energy in its recordings; samples: None for several nodes."""
     log = Log(run_dir.metrics)
-    elapsed, val, train = log["elapsed_s"], log[VAL], log[TRAIN]
-    seconds = _seconds(elapsed)
-    evaluated, trained = np.flatnonzero(~np.isnan(val)), np.flatnonzero(~np.isnan(train))
-    kept = evaluated[thinned(val[evaluated])]
-    drawn = trained[thinned(train[trained])]
+    seconds = _seconds(log.elapsed)
+    kept = log.evaluated[thinned(log.val[log.evaluated])]
+    drawn = log.trained[thinned(log.train[log.trained])]
     return Metrics(
-        numbers=_numbers(log, val, seconds, evaluated, trained),
+        numbers=_numbers(log, seconds),
         val=Evaluations(
             step=tuple(log.step[kept].tolist()),
-            loss=tuple(val[kept].tolist()),
-            tokens=tuple(log.at(place, "tokens") for place in kept),
+            loss=tuple(log.val[kept].tolist()),
+            tokens=tuple(map(_integer, log["tokens"][kept])),
             seconds=tuple(map(_number, seconds[kept])),
-            joules=tuple(map(_number, _joules(samples, log, elapsed, kept))),
+            joules=tuple(map(_number, _joules(samples, log, kept))),
         ),
-        train=TrainingLosses(step=tuple(log.step[drawn].tolist()), loss=tuple(train[drawn].tolist())),
+        train=TrainingLosses(step=tuple(log.step[drawn].tolist()), loss=tuple(log.train[drawn].tolist())),
     )
 
 
@@ -134,42 +142,56 @@ def _seconds(elapsed: np.ndarray) -> np.ndarray:
     return found
 
 
-def _joules(samples: Samples | None, log: Log, elapsed: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _joules(samples: Samples | None, log: Log, wanted: np.ndarray) -> np.ndarray:
     """Return the energy (J) of all devices since the training began at some steps (indices); NaN: unknown.
 
     Evaluations and checkpoints are included; what an attempt trained and lost, and the time between attempts, are not.
     """
     if samples is None or not len(wanted):
         return np.full(len(wanted), np.nan)
+    attempt, elapsed = log["attempt"], log.elapsed
     # Each attempt needs its own ends: the time between two of them was not training.
-    first = 1 + np.flatnonzero(log.attempt[1:] != log.attempt[:-1])
+    first = 1 + np.flatnonzero(attempt[1:] != attempt[:-1])
     at = np.unique(np.concatenate([wanted, first, first - 1]))
-    ends, clock, before = log.time[at], elapsed[at], np.append(0.0, elapsed[at][:-1])
-    goes_on = np.append(False, log.attempt[at][1:] == log.attempt[at][:-1])
+    ends, clock, before = log["time"][at], elapsed[at], np.append(0.0, elapsed[at][:-1])
+    goes_on = np.append(False, attempt[at][1:] == attempt[at][:-1])
     begins = np.where(goes_on, np.append(np.nan, ends[:-1]), ends - np.where(clock >= before, clock - before, clock))
     begun, ended = np.split(joules_at(samples, [*begins, *ends]), 2)
     return np.cumsum(ended - begun)[np.searchsorted(at, wanted)].round(1)
 
 
-def _numbers(log: Log, val: np.ndarray, seconds: np.ndarray, evaluated: np.ndarray, trained: np.ndarray) -> RunNumbers:
-    """Return the numbers in a log, which are used until the run has a result. evaluated, trained: steps (indices)."""
+def _numbers(log: Log, seconds: np.ndarray) -> RunNumbers:
+    """Return the numbers in a log, which are used until the run has a result. seconds: at each step."""
     if not log.lines:
         return RunNumbers()
-    found: dict[str, Any] = {name: log.newest(metric) for name, metric in NEWEST.items()}
-    found |= {name: _typical(log[metric]) for name, metric in TYPICAL.items()}
-    if measured := [*evaluated[-1:], *trained[-1:]]:
+    bits = log["bits_per_byte"]
+    found: dict[str, Any] = {name: _newest(log[name]) for name in NEWEST}
+    found |= {name: _typical(log[name]) for name in TYPICAL}
+    if measured := [*log.evaluated[-1:], *log.trained[-1:]]:
         found["seconds"] = _number(seconds[max(measured)])
-    if len(evaluated):
-        best = int(evaluated[val[evaluated].argmin()])
-        found |= {"best_val_loss": float(val[best]), "best_val_step": int(log.step[best])}
-        found |= {"best_bits_per_byte": log.at(best, BITS), "final_bits_per_byte": log.at(evaluated[-1], BITS)}
+    if len(log.evaluated):
+        best, last = log.evaluated[log.val[log.evaluated].argmin()], log.evaluated[-1]
+        found |= {"best_val_loss": _number(log.val[best]), "best_val_step": int(log.step[best])}
+        found |= {"best_bits_per_byte": _number(bits[best]), "final_bits_per_byte": _number(bits[last])}
     return RunNumbers(
         attempt=log.lines[-1].attempt,
         step=log.lines[-1].step,
-        tokens=log.at(-1, "tokens"),
-        initial_val_loss=log.at(0, VAL) if log.step[0] == 0 else None,
+        tokens=_integer(log.lines[-1].tokens),
+        initial_val_loss=_number(log.val[0]) if log.step[0] == 0 else None,
+        final_val_loss=_newest(log.val),
+        final_train_loss=_newest(log.train),
         **found,
     )
+
+
+def _newest(values: np.ndarray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else None
+
+
+def _is_there(value: float | None) -> bool:
+    """Return whether a line has this value: NaN stands for a missing key."""
+    return value is None or not isnan(value)
 
 
 def _typical(values: np.ndarray) -> float | None:
@@ -178,5 +200,9 @@ def _typical(values: np.ndarray) -> float | None:
     return float(np.median(known[1:] if len(known) > 1 else known)) if len(known) else None
 
 
-def _number(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+def _number(value: float | None) -> float | None:
+    return None if value is None or isnan(value) else float(value)
+
+
+def _integer(value: float | None) -> int | None:
+    return None if value is None or isnan(value) else int(value)

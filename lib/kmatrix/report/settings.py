@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import RunFile
+from kmatrix.records.train_config import TrainConfig
 from kmatrix.report.reproduction import PATH_FIELDS
 from kmatrix.report.results import Configuration, Setting
 
@@ -15,45 +15,40 @@ DERIVED_FROM = {"warmup_steps": "warmup_fraction"}  # settings computed from ano
 NOT_SETTINGS = PATH_FIELDS | {"seed", "cpu_threads", "data_shards", "data_sha256", "init_sha256", "vocab_size"}
 TUNED = ("learning_rate", "weight_decay", "beta1", "beta2")  # settings that papers tune per optimizer
 
-Fields = Mapping[str, Scalar]
 
-
-def differing(
-    configurations: Sequence[Configuration], runs: Mapping[str, RunFile], fields: Mapping[str, Fields]
-) -> tuple[Setting, ...]:
+def differing(configurations: Sequence[Configuration], files: Mapping[str, RunFile]) -> tuple[Setting, ...]:
     """Return the settings in which configurations differ, those that somebody chose first: the rest follows from them.
 
-    configurations: the reference first.  fields: training fields by run.
+    configurations: the reference first.  files: of all runs, as planned.
     """
-    firsts = {one.name: (*one.counted, *one.runs)[0] for one in configurations}
+    firsts = {one.name: files[(*one.counted, *one.runs)[0]] for one in configurations}
     found = []
-    for name in dict.fromkeys(name for run in firsts.values() for name in fields[run] if name not in NOT_SETTINGS):
-        of_each = {one: fields[run].get(name) for one, run in firsts.items()}
+    for name in TrainConfig.names():
+        of_each = {one: getattr(run.train, name) for one, run in firsts.items()}
         values = tuple(dict.fromkeys(of_each.values()))
-        if len(values) > 1:
+        if len(values) > 1 and name not in NOT_SETTINGS:
             places = {one: values.index(value) for one, value in of_each.items()}
-            chosen = any(_has_chosen(runs[run], name) for run in firsts.values())
+            chosen = any(_has_chosen(run, name) for run in firsts.values())
             found.append(Setting(name=name, values=values, of=places, chosen=chosen))
     return tuple(sorted(found, key=lambda setting: not setting.chosen))
 
 
-def tuning_warnings(runs: Mapping[str, RunFile], fields: Mapping[str, Fields]) -> Iterator[str]:
+def tuning_warnings(files: Mapping[str, RunFile]) -> Iterator[str]:
     """Yield a warning per setting that is tuned for some optimizers only: that alone can decide a comparison."""
-    optimizers = dict.fromkeys(fields[run].get("optimizer") for run in runs)
+    optimizers: dict[str, list[RunFile]] = {}
+    for run in files.values():
+        optimizers.setdefault(run.train.optimizer, []).append(run)
     for name in TUNED:
-        swept, asked, default = list[str](), list[str](), list[str]()
-        for optimizer in filter(None, optimizers):
-            own = [run for run in runs if fields[run].get("optimizer") == optimizer]
-            values = {fields[run].get(name) for run in own} - {None}
-            if any(_has_chosen(runs[run], name) for run in own):
-                (swept if len(values) > 1 else asked).append(str(optimizer))
-            elif values:
-                default.append(str(optimizer))
-        if swept and (rest := asked + default):
+        values = {one: {getattr(run.train, name) for run in runs} - {None} for one, runs in optimizers.items()}
+        tuned = [one for one, runs in optimizers.items() if any(_has_chosen(run, name) for run in runs)]
+        swept = [one for one in tuned if len(values[one]) > 1]
+        rest = [one for one in optimizers if values[one] and one not in swept]
+        if swept and rest:
             yield (
                 f"{name} was swept for {', '.join(swept)} but not for {', '.join(rest)}: "
                 "a tuned optimizer is compared with an untuned one"
             )
+        asked, default = [one for one in rest if one in tuned], [one for one in rest if one not in tuned]
         if name == "learning_rate" and asked and default:
             yield (
                 f"{name} was set for {', '.join(asked)} but is the default for {', '.join(default)}: "
