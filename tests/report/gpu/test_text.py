@@ -85,7 +85,7 @@ def foreign_folder(root):
 
 
 def test_a_folder_of_the_original_project_is_read(tmp_path):
-    finished, failed = read_folder(foreign_folder(tmp_path)).runs
+    failed, finished = read_folder(foreign_folder(tmp_path)).runs
     assert (finished.optimizer, finished.status, len(finished.gpu.gpus)) == ("adamwprune", "finished", 4)
     assert (failed.optimizer, failed.status, failed.gpu.whole.balance["memory_used"].quality) == (
         "adamw",
@@ -115,7 +115,7 @@ def test_the_newest_matrix_is_the_default_and_a_missing_directory_is_refused(tmp
     assert find_recorded(None, tmp_path) == folder
     with pytest.raises(RecordError, match="is not a directory"):
         find_recorded(tmp_path / "nothing", tmp_path)
-    with pytest.raises(RecordError, match="no matrix in"):
+    with pytest.raises(RecordError, match="no matrix in .* has a run"):
         find_recorded(None, folder)
 
 

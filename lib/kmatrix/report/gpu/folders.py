@@ -27,19 +27,12 @@ def find_recorded(target: Path | None, results_dir: Path) -> Path:
 
     Raises RecordError if there is none.
     """
-    if target is not None:
-        if not target.is_dir():
-            hint = "pass a matrix directory, or one with gpu_stats*.json"
-            raise RecordError(f"{target} is not a directory", hint=hint)
-        return target
-    for matrix in reversed(matrix_dirs(results_dir)):
-        if matrix.matrix_json.is_file() or any(any(matrix.path.glob(f"*/{name}")) for name in PATTERNS):
-            return matrix.path
-    raise RecordError(
-        f"no matrix in {results_dir.resolve()}",
-        why="no test_matrix_results_* directory has a run",
-        hint="pass a matrix directory, or run `make test-matrix`",
-    )
+    begun = [one.path for one in matrix_dirs(results_dir) if one.matrix_json.is_file() or _recorded_in(one.path)]
+    found = target or (begun[-1] if begun else None)
+    if found is None or not found.is_dir():
+        what = f"{found} is not a directory" if found else f"no matrix in {results_dir.resolve()} has a run"
+        raise RecordError(what, hint="pass a matrix directory, or one with gpu_stats*.json")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +85,7 @@ def summarize(folder: Path) -> str:
 
 
 def _foreign_runs(folder: Path) -> list[tuple[RecordedRun, Timeline | None]]:
-    """Return the run in a folder; else those in all_results.json of the original project, then all others in it."""
+    """Return the run in a folder; else all in it, also those of which all_results.json of the original project tells."""
     if text_recordings(folder):
         return [_foreign((folder, {}))]
     try:
@@ -100,10 +93,13 @@ def _foreign_runs(folder: Path) -> list[tuple[RecordedRun, Timeline | None]]:
     except (OSError, ValueError, RecursionError):
         entries = []
     results = {str(one["test_id"]): one for one in entries if isinstance(one, dict) and one.get("test_id")}
-    listed = [folder / name for name in results if (folder / name).is_dir()]
-    recorded = sorted({path.parent for pattern in PATTERNS for path in folder.glob(f"*/{pattern}")})
-    found = [(path, results.get(path.name, {})) for path in dict.fromkeys(listed + recorded)]
-    return of_each(_foreign, found, sum(path.stat().st_size for one, _ in found for path in text_recordings(one)[:1]))
+    folders = sorted(_recorded_in(folder) | {folder / name for name in results if (folder / name).is_dir()})
+    size = sum(path.stat().st_size for one in folders for path in text_recordings(one)[:1])
+    return of_each(_foreign, [(path, results.get(path.name, {})) for path in folders], size)
+
+
+def _recorded_in(folder: Path) -> set[Path]:
+    return {path.parent for pattern in PATTERNS for path in folder.glob(f"*/{pattern}")}
 
 
 def _foreign(found: tuple[Path, Mapping[str, Any]]) -> tuple[RecordedRun, Timeline | None]:

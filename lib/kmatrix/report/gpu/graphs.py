@@ -73,7 +73,8 @@ def bars(name: str, known: Sequence[Recorded]) -> Figure | str:
     about, rows = figure.first_of(name, every, "runs")
     numbers = [(gpu.main.memory_used_mean, None, gpu.memory_used_max, gpu.memory_total) for _, gpu in rows]
     labels = [
-        f"{label}\n{_gib(mean)} GiB on {plural(len(gpu.gpus), gpu.unit)}, peak {_gib(peak)} of {_gib(capacity)}"
+        f"{label}\n{_gib(mean)} GiB on {plural(len(gpu.gpus), gpu.unit)}, peak {_gib(peak)}"
+        + (f" of {_gib(capacity)}" if gpu.unit == "GPU" else "")
         for label, (_, gpu), (mean, _, peak, capacity) in zip(_labels(rows), rows, numbers, strict=True)
     ]
     drawn, (axes,) = figure.new_figure(about, "Memory per run", labels=labels)
@@ -146,7 +147,7 @@ def balance(name: str, known: Sequence[Recorded]) -> Figure | str:
         texts = [f"{cv_text(one.cv)} {one.quality}" if one else "unknown" for one in found]
         axes.bar_label(drawn_bars, texts, padding=4)
         axes.set_xlim(0, max(8.0, 2.5 * max((one.cv for one in found if one), default=0.0)))  # with room for the texts
-        axes.set_xlabel(f"CV of {METRICS[quantity][0]} \n(%)")
+        axes.set_xlabel(f"CV of {METRICS[quantity][0]} (%)")
     return drawn
 
 
