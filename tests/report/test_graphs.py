@@ -82,7 +82,7 @@ def test_runs_that_failed_are_marked_with_their_ends(figures):
     found = figures(FakeRun(), FakeRun(optimizer="sgd", status="failed", reason="nan", stop_at=47, result=False))
     marks = [line for line in found["loss_vs_steps.png"].axes[0].lines if line.get_marker() == "x"]
     assert [mark.get_xdata()[0] for mark in marks] == [40]
-    assert "sgd\n1 of 1 run failed" in row_labels(found["final_loss_by_run.png"])
+    assert "sgd\n-  n=0, 1 of 1 run failed" in row_labels(found["final_loss_by_run.png"])
 
 
 def test_an_outlier_among_final_losses_is_an_arrow_with_its_value(figures):

@@ -36,8 +36,8 @@ def layout_problems(figure) -> list[str]:
 
 
 def visible_texts(figure) -> list[Text]:
-    """Return the texts that are drawn: not those of hidden panels, nor labels of ticks outside of their axis."""
-    hidden = {id(text) for axes in figure.axes if not axes.get_visible() for text in axes.findobj(Text)}
+    """Return the texts that are drawn: no labels of ticks outside of their axis."""
+    hidden = set()
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())

@@ -14,7 +14,7 @@ from kmatrix.records.runs import Status
 from kmatrix.report import figure, wording
 from kmatrix.report.figure import MOST_NAME, PALETTE
 from kmatrix.report.ranking import axis_limit
-from kmatrix.report.results import Configuration, Results, Run
+from kmatrix.report.results import Results, Run
 from kmatrix.text import count, shortened
 
 if TYPE_CHECKING:
@@ -95,7 +95,10 @@ def _final_losses(results: Results) -> Figure | str:
     about, shown = figure.first_of(results.name, known, "configurations")
     limit = axis_limit([one.mean for one in shown if one.mean is not None])
     marks = figure.marks_of(results.configurations)
-    labels = [f"{shortened(one.name, MOST_NAME)}\n{_numbers(one)}" for one in shown]
+    labels = []
+    for one in shown:
+        ends = f", {wording.endings(one)}" if one.ends else ""
+        labels.append(f"{shortened(one.name, MOST_NAME)}\n{wording.loss(one.mean)}  n={len(one.counted)}{ends}")
     drawn, (panel,) = figure.new_figure(about, "Final validation loss", labels=labels)
     for row, one in enumerate(shown):
         style: dict[str, Any] = {"color": PALETTE[marks[one.name][0]][0], "markersize": 8}
@@ -109,9 +112,3 @@ def _final_losses(results: Results) -> Figure | str:
             panel.plot(one.mean, row, "o", **style)
     panel.set_xlabel("validation loss, lower is better; ○ a seed, ● the mean, line: its interval")
     return drawn
-
-
-def _numbers(one: Configuration) -> str:
-    """Return the mean and its number of seeds, and how other runs ended."""
-    mean = "" if one.mean is None else f"{wording.loss(one.mean)}  n={len(one.counted)}"
-    return ", ".join(filter(None, [mean, wording.endings(one) if one.ends else ""]))

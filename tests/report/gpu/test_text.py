@@ -115,7 +115,7 @@ def test_the_newest_matrix_is_the_default_and_a_missing_directory_is_refused(tmp
     assert find_recorded(None, tmp_path) == folder
     with pytest.raises(RecordError, match="is not a directory"):
         find_recorded(tmp_path / "nothing", tmp_path)
-    with pytest.raises(RecordError, match="no matrix in .* has a run"):
+    with pytest.raises(RecordError, match="has a run"):
         find_recorded(None, folder)
 
 

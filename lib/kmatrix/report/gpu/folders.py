@@ -85,7 +85,7 @@ def summarize(folder: Path) -> str:
 
 
 def _foreign_runs(folder: Path) -> list[tuple[RecordedRun, Timeline | None]]:
-    """Return the run in a folder; else all in it, also those of which all_results.json of the original project tells."""
+    """Return the run in a folder; else all in it, also those that all_results.json of the original project lists."""
     if text_recordings(folder):
         return [_foreign((folder, {}))]
     try:

@@ -172,6 +172,7 @@ def over_time(
         for span in one.spans:
             ends = span.begin / seconds, span.end / seconds
             axes.axvspan(*ends, color=PHASE_COLOURS[span.phase], linewidth=0, zorder=0, label=span.phase)
+    panels[0].locator_params(nbins=5)
     panels[0].set_ylim(bottom=0)
     panels[0].set_xlim(left=0)
     for axes in panels[-2:]:
