@@ -107,8 +107,8 @@ def _final_losses(results: Results) -> Figure | str:
         elif one.mean is not None:
             losses = [getattr(by_name[name], measures[one.name]) for name in one.counted]
             panel.plot(losses, [row] * len(losses), "o", mfc="none", **style)
-            ends = (one.interval.low, one.interval.high) if one.interval else ()
-            panel.plot(ends, [row] * len(ends), **style)
+            if one.interval:
+                panel.plot([one.interval.low, one.interval.high], [row, row], **style)
             panel.plot(one.mean, row, "o", **style)
     panel.set_xlabel("validation loss, lower is better; ○ a seed, ● the mean, line: its interval")
     return drawn

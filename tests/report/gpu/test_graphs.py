@@ -20,7 +20,7 @@ from kmatrix.report.figure import RC_PARAMS
 from kmatrix.report.gpu import graphs
 from kmatrix.report.gpu.folders import RecordedFolder
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
-from kmatrix.report.gpu.recording_graphs import draw, main, read_recordings, run
+from kmatrix.report.gpu.recording_graphs import draw, main, read_recordings
 from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.gpu.results import RecordedRun
 from kmatrix.report.gpu.timeline import timeline_of
@@ -53,13 +53,13 @@ def runs_of(root, devices, count, **values):
 def figures(root, runs):
     """Return the figures of runs by name, or the reason why there is none."""
     known = [(one, one.gpu) for one in runs]
-    timelines = {one.name: timeline_of(recordings_of(RunDir(root / one.name))) for one in runs}
+    timed = [(row, timeline_of(recordings_of(RunDir(root / row[0].name)))) for row in known]
     with matplotlib.style.context(["default", RC_PARAMS]):
         return {
             "bars": graphs.bars("matrix", known),
             "per_gpu": graphs.per_gpu("matrix", known),
             "balance": graphs.balance("matrix", known),
-            **{quantity: graphs.over_time("matrix", known, timelines, quantity) for quantity in graphs.METRICS},
+            **{quantity: graphs.over_time("matrix", timed, quantity) for quantity in graphs.METRICS},
         }
 
 
@@ -81,7 +81,9 @@ def test_a_file_per_picture_is_written_and_what_is_missing_is_named(tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "gpu_metrics.csv").write_text("timestamp,gpu_index\n")
     bad = RecordedRun(name="bad", gpu=gpu_of(RunDir(tmp_path / "bad"), TrainingTotals()))
-    folder = RecordedFolder(name="m", root=tmp_path, runs=[*runs, bad])
+    folder = RecordedFolder(
+        name="m", runs=[*runs, bad], timeline=lambda run: timeline_of(recordings_of(RunDir(tmp_path / run.name)))
+    )
     files, (note,) = graphs.draw(folder, tmp_path / "graphs")
     assert [path.stem for path in files] == NAMES
     assert all(path.stat().st_size > 0 for path in files)
@@ -227,7 +229,7 @@ def test_a_truncated_file_is_drawn_and_the_loss_is_reported(here, capsys):
 def test_a_file_without_a_sample_is_one_error_and_writes_nothing(here, capsys, text):
     if text is not None:
         (here / "x.json").write_text(text)
-    assert run(["--gen-graph", "x.json"]) == 2
+    assert main(["--gen-graph", "x.json"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: x.json")
     assert "Traceback" not in err

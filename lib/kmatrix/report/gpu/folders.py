@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,7 @@ from kmatrix.report.results import Results
 
 
 def find_recorded(target: Path | None, results_dir: Path) -> Path:
-    """Return the given folder, or the newest matrix in `results_dir` that has a run.
-
-    Raises RecordError if there is none.
-    """
+    """Return the given folder, or the newest matrix in `results_dir` with a run. Raises RecordError without one."""
     begun = [one.path for one in matrix_dirs(results_dir) if one.matrix_json.is_file() or _recorded_in(one.path)]
     found = target or (begun[-1] if begun else None)
     if found is None or not found.is_dir():
@@ -40,22 +37,18 @@ class RecordedFolder:
     """The runs of a folder."""
 
     name: str
-    root: Path  # parent directory of the runs
     runs: Sequence[RecordedRun]
-    timelines: Mapping[str, Timeline | None] = field(default_factory=dict)  # of the runs of other programs, by name
-
-    def timeline(self, run: RecordedRun) -> Timeline | None:
-        """Return a run over time, None if it has no two samples."""
-        if run.name in self.timelines:
-            return self.timelines[run.name]
-        found = recordings_of(RunDir(self.root / run.name))
-        return timeline_of(found, running=run.status == Status.RUNNING)
+    timeline: Callable[[RecordedRun], Timeline | None]  # of a run
 
 
 def folder_of(root: Path, results: Results) -> RecordedFolder:
     """Return the runs of a matrix. root: its directory."""
+
+    def timeline(run: RecordedRun) -> Timeline | None:
+        return timeline_of(recordings_of(RunDir(root / run.name)), running=run.status == Status.RUNNING)
+
     runs = [RecordedRun(name=run.name, optimizer=run.optimizer, status=run.status, gpu=run.gpu) for run in results.runs]
-    return RecordedFolder(name=results.name, root=root, runs=runs)
+    return RecordedFolder(name=results.name, runs=runs, timeline=timeline)
 
 
 def read_folder(folder: Path) -> RecordedFolder:
@@ -67,13 +60,12 @@ def read_folder(folder: Path) -> RecordedFolder:
     else:
         pairs = _foreign_runs(folder)
         timelines = {run.name: timeline for run, timeline in pairs}
-        found = RecordedFolder(name=folder.name, root=folder, runs=[run for run, _ in pairs], timelines=timelines)
+        runs = [run for run, _ in pairs]
+        found = RecordedFolder(name=folder.name, runs=runs, timeline=lambda run: timelines[run.name])
     if not any(run.gpu for run in found.runs):
-        raise RecordError(
-            f"no GPU recording in {folder}",
-            why=f"no run has gpu_samples.bin, {' or '.join(PATTERNS[1:])}",
-            hint="set GPU_MONITOR=y for the next matrix, or pass another directory",
-        )
+        why = f"no run has gpu_samples.bin, {' or '.join(PATTERNS[1:])}"
+        hint = "set GPU_MONITOR=y for the next matrix, or pass another directory"
+        raise RecordError(f"no GPU recording in {folder}", why=why, hint=hint)
     return found
 
 

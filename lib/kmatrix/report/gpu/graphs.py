@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -57,10 +57,11 @@ def draw(recorded: RecordedFolder, folder: Path) -> tuple[list[Path], list[str]]
         ("per_gpu_memory_breakdown.png", partial(per_gpu, name, known)),
         ("gpu_load_balance_analysis.png", partial(balance, name, known)),
     ]
-    timelines = {run.name: recorded.timeline(run) for run, _ in known[: figure.MOST]}
+    about, rows = figure.first_of(name, known, "runs")
+    timed = [(row, one) for row in rows if (one := recorded.timeline(row[0]))]
     for quantity in METRICS:
         file = "gpu_memory_timeline.png" if quantity == "memory_used" else f"gpu_timeline_{quantity}.png"
-        jobs.append((file, partial(over_time, name, known, timelines, quantity)))
+        jobs.append((file, partial(over_time, about, timed, quantity)))
     files, missing = figure.draw_jobs(jobs, folder)
     return files, [*unread, *missing]
 
@@ -151,16 +152,13 @@ def balance(name: str, known: Sequence[Recorded]) -> Figure | str:
     return drawn
 
 
-def over_time(
-    name: str, known: Sequence[Recorded], timelines: Mapping[str, Timeline | None], quantity: str
-) -> Figure | str:
+def over_time(about: str, timed: Sequence[tuple[Recorded, Timeline]], quantity: str) -> Figure | str:
     """Draw a panel per run with a line per device; of many their mean, lowest and highest, and the worst by name."""
     word, unit, size = METRICS[quantity]
-    about, rows = figure.first_of(name, known, "runs")
-    drawn = [(row, one) for row in rows if (one := timelines.get(row[0].name)) and one.knows(quantity)]
+    drawn = [(row, one) for row, one in timed if one.knows(quantity)]
     if not drawn:
         return f"no run recorded its {word} over time"
-    title = f"{word[0].upper()}{word[1:]} over time, each {known[0][1].unit}"
+    title = f"{word[0].upper()}{word[1:]} over time, each {drawn[0][0][1].unit}"
     picture, panels = figure.new_figure(about, title, len(drawn), min(2, len(drawn)), shared=True)
     time_name, seconds = figure.time_unit(max(one.seconds for _, one in drawn))
     for axes, label, (_, one) in zip(panels, _labels([row for row, _ in drawn]), drawn, strict=True):
@@ -200,11 +198,10 @@ def draw_legend(picture: Figure) -> None:
 def _labels(rows: Sequence[Recorded]) -> list[str]:
     """Return the names of runs, with a mark if one is simulated or did not finish."""
     short = shortened_names([run.name for run, _ in rows], figure.MOST_NAME)
-    marks = [
-        ", ".join(["simulated"] * gpu.simulated + [run.status] * (run.status not in ("", "finished")))
-        for run, gpu in rows
+    return [
+        name + " (simulated)" * gpu.simulated + f" ({run.status})" * (run.status not in ("", "finished"))
+        for name, (run, gpu) in zip(short, rows, strict=True)
     ]
-    return [f"{name} ({mark})" if mark else name for name, mark in zip(short, marks, strict=True)]
 
 
 def _colours(rows: Sequence[Recorded]) -> list[str]:

@@ -1,6 +1,6 @@
 """Graphs of recordings without a matrix: one over time, or two compared, as the original project draws them.
 
-`python scripts/gputop.py --gen-graph FILE` and `--compare FILE FILE`: recordings of any format, and run directories.
+`python scripts/gputop.py --gen-graph FILE` and `--compare FILE FILE`: recordings of any format.
 """
 
 from __future__ import annotations
@@ -13,45 +13,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kmatrix.errors import RecordError
 from kmatrix.output import run_program
 from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
 from kmatrix.report import figure
 from kmatrix.report.gpu.graphs import METRICS, draw_lanes, draw_legend
 from kmatrix.report.gpu.load import load
-from kmatrix.report.gpu.recordings import Node, recordings_of
-from kmatrix.report.gpu.samples import label_of
-from kmatrix.report.gpu.timeline import range_of, timeline_of
+from kmatrix.report.gpu.recordings import Node
+from kmatrix.report.gpu.samples import CPU, Samples, label_of
+from kmatrix.report.gpu.timeline import Timeline, range_of, timeline_of
 from kmatrix.text import WIDTH, columns, fixed, plural, shortened_names, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Named = tuple[str, list[Node]]  # with samples
+Recorded = tuple[str, Samples, Timeline | None]  # name, and what was recorded
 
 
-def read_recordings(paths: Sequence[Path]) -> list[Named]:
-    """Return the recordings in files or run directories, with their names. Raises RecordError if there is none."""
-    found = []
+def read_recordings(paths: Sequence[Path]) -> list[Recorded]:
+    """Return the recordings in files. Raises RecordError if there is none."""
+    found: list[Recorded] = []
     for path, name in zip(paths, shortened_names([str(path) for path in paths], 40), strict=True):
-        if path.is_dir():
-            nodes = recordings_of(RunDir(path))
-        else:
-            samples = load(path)
-            nodes = [Node(folder=RunDir(path.parent), samples=samples, notes=samples.notes)]
-        tables = [one for node in nodes if (one := node.samples) is not None]
-        if not tables:
-            hint = "pass the directory of a recorded run, or a gpu_stats*.json or gpu_metrics*.csv file"
-            why = "; ".join(note for node in nodes for note in node.notes)
-            raise RecordError(f"{path} contains no recording", why=why, hint=hint)
-        found.append((f"{name}{' (simulated)' if tables[0].simulated else ''}", nodes))
+        node = Node(folder=RunDir(path.parent), samples=(samples := load(path)))
+        found.append((f"{name}{' (simulated)' * samples.simulated}", samples, timeline_of([node])))
     return found
 
 
-def draw(recordings: Sequence[Named]) -> Figure | str:
+def draw(recordings: Sequence[Recorded]) -> Figure | str:
     """Return a figure with a panel per quantity: of one recording a line per GPU, of two the GPUs of each together."""
-    known = [(name, one) for name, found in recordings if (one := timeline_of(found))]
+    known = [(name, one) for name, _, one in recordings if one]
     shown = [quantity for quantity in METRICS if any(one.knows(quantity) for _, one in known)]
     if not shown:
         return "there are no two samples with a value"
@@ -70,26 +60,18 @@ def draw(recordings: Sequence[Named]) -> Figure | str:
     return picture
 
 
-def summary(recordings: Sequence[Named]) -> str:
+def summary(recordings: Sequence[Recorded]) -> str:
     """Return mean, minimum and maximum of each quantity: of one recording per GPU, of two over the GPUs of each."""
     lines, rows = [], []
-    for name, nodes in recordings:
-        samples = [one for node in nodes if (one := node.samples) is not None]
-        length, seconds = plural(sum(map(len, samples)), "sample"), sum(one.seconds for one in samples)
-        lines.append(f"{name}: {length} in {seconds:,.1f} s")
-        lines += [f"! {note}" for node in nodes for note in node.notes]
+    for name, one, _ in recordings:
+        lines.append(f"{name}: {plural(len(one), 'sample')} in {one.seconds:,.1f} s")
+        lines += [f"! {note}" for note in one.notes]
     for quantity, (word, unit, size) in METRICS.items():
-        for name, nodes in recordings:
-            of_each = [
-                (f"{label_of(device, node.host, is_cpu=False)}, {device.name}", values / size)
-                for node in nodes
-                if (one := node.samples) is not None
-                for device, values in zip(one.devices, one[quantity].T, strict=True)
-            ]
-            if len(recordings) > 1:
-                of_each = [(name, np.concatenate([values for _, values in of_each]))]
+        for name, one, _ in recordings:
+            labels = [f"{label_of(each, '', is_cpu=one.device_type == CPU)}, {each.name}" for each in one.devices]
+            of_each = zip(labels, one[quantity].T, strict=True) if len(recordings) == 1 else [(name, one[quantity])]
             for label, values in of_each:
-                if len(known := values[~np.isnan(values)]):
+                if len(known := values[~np.isnan(values)] / size):
                     numbers = (fixed(float(number), 2) for number in (known.mean(), known.min(), known.max()))
                     rows.append([f"{word}, {unit}", label, *numbers])
     rendered = table(columns(["quantity", "of", "mean", "minimum", "maximum"], (0, 1)), rows, WIDTH)
@@ -97,7 +79,11 @@ def summary(recordings: Sequence[Named]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Draw what the options of gputop ask for, and print the written files. Raises KmatrixError for user errors."""
+    """Draw what the options of gputop ask for, print the written files or the error, and return the exit status."""
+    return run_program(partial(_main, argv))
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="gputop", description=__doc__, allow_abbrev=False)
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--gen-graph", type=Path, metavar="FILE", help="draw a recording over time, next to it")
@@ -111,8 +97,3 @@ def main(argv: Sequence[str]) -> int:
     write_text(file, text)
     print(text, *(f"wrote {one}" for one in (*written, file)), *missing, sep="\n")
     return 0
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run it as a program: print errors, and return the exit status."""
-    return run_program(lambda: main(argv))

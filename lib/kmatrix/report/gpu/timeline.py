@@ -40,10 +40,7 @@ class Timeline:
         return not all(np.isnan(one.mean).all() for one in self.lanes[quantity])
 
     def lines(self, quantity: str) -> tuple[list[Lane], str]:
-        """Return the lines of a quantity: each device; of many, their range and the worst, whose name comes second.
-
-        The worst is the device whose mean is farthest from that of all.
-        """
+        """Return the lines of a quantity: each device; of many, their range and the one farthest off, named second."""
         every = self.lanes[quantity]
         if len(every) <= MOST_LINES:
             return every, ""
@@ -55,28 +52,26 @@ class Timeline:
 
 def timeline_of(nodes: Sequence[Node], *, running: bool = False) -> Timeline | None:
     """Return a run in columns of equal time; None without two samples. running: it has not ended."""
-    known = [(node, one) for node in nodes if (one := node.samples) is not None]
+    known = [(node, one) for node in nodes if (one := node.samples)]
     zero = min((float(one.wall[0]) for _, one in known), default=0.0)
-    length = max((float(one.wall[0]) - zero + float(one.time[-1]) for _, one in known), default=0.0)
+    length = max((float(one.wall[0] - zero + one.time[-1]) for _, one in known), default=0.0)
     if not length:
         return None
     edges = np.linspace(0.0, length, min(COLUMNS, max(len(one) for _, one in known)) + 1)
     lanes: dict[str, list[Lane]] = {quantity: [] for quantity in QUANTITIES}
-    spans, capacity = [], None
-    for node, samples in known:
-        begin, is_cpu, last = float(samples.wall[0]) - zero, samples.device_type == CPU, len(samples.parts[-1].places)
-        labels = [label_of(each, node.host, is_cpu=is_cpu) for each in samples.devices]
+    spans: list[Span] = []
+    for node, one in known:
+        begin, last = float(one.wall[0]) - zero, len(one.parts[-1].places)
+        labels = [label_of(each, node.host, is_cpu=one.device_type == CPU) for each in one.devices]
         labels[last:] = [f"{label}, earlier attempt" for label in labels[last:]]
         for quantity, mine in lanes.items():
-            for label, values in zip(labels, _thinned(samples, quantity, edges - begin), strict=True):
-                mine.append(Lane(label, (edges[1:] + edges[:-1]) / 2, *values))
-        if not is_cpu:
-            capacity = max((each.memory_total for each in samples.devices if each.memory_total), default=capacity)
-        for span in spans_of(samples, node.folder, running=running) if node.number == 0 else ():
-            first, end = max(0.0, span.begin), min(float(samples.time[-1]), span.end)
-            if first < end:
-                spans.append(Span(span.phase, first + begin, end + begin))
-    return Timeline(seconds=length, lanes=lanes, capacity=capacity, spans=spans)
+            columns = zip(labels, _thinned(one, quantity, edges - begin), strict=True)
+            mine += [Lane(label, (edges[1:] + edges[:-1]) / 2, *values) for label, values in columns]
+        for span in spans_of(one, node.folder, running=running) if node.number == 0 else ():
+            ends = np.clip([span.begin, span.end], 0.0, one.time[-1]) + begin
+            spans += [Span(span.phase, *ends.tolist())] if ends[0] < ends[1] else []
+    totals = [each.memory_total or 0.0 for _, one in known if one.device_type != CPU for each in one.devices]
+    return Timeline(seconds=length, lanes=lanes, capacity=max(totals, default=0.0) or None, spans=spans)
 
 
 def range_of(label: str, lanes: Sequence[Lane]) -> Lane:
