@@ -139,10 +139,6 @@ def test_the_attempts_of_a_run_are_listed(tmp_path):
     edit_attempt(run, 2, resume="auto", micro_batch=6)
     exits = [{"rank": 1, "code": -9}, {"rank": 0, "code": 1}]
     edit_attempt(run, 1, end={"kind": "oom", "reason": "out of memory", "exits": exits}, code="c0de")
-    attempts = [
-        {"attempt": 1, "status": "failed", "kind": "oom", "reason": "out of memory"},
-        {"attempt": 2, "status": "finished", "micro_batch": 6},
-    ]
     lines = summary_of(matrix).splitlines()
     begin = lines.index("Attempts")
     assert lines[begin + 2 : begin + 5] == [
@@ -150,5 +146,5 @@ def test_the_attempts_of_a_run_are_listed(tmp_path):
         "    1: oom, out of memory",
         "    2: finished, micro-batch 6",
     ]
-    for written, given in zip(read_json(matrix.results)["runs"][0]["attempts"], attempts, strict=True):
-        assert given.items() <= written.items()
+    first, second = read_json(matrix.results)["runs"][0]["attempts"]
+    assert (first["end"]["kind"], first["end"]["reason"], second["micro_batch"]) == ("oom", "out of memory", 6)

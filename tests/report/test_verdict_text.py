@@ -6,13 +6,12 @@ import pytest
 
 from kmatrix.records.decode import replaced
 from kmatrix.report.analyse import analyse
-from kmatrix.report.ranking import open_pairs
 from kmatrix.report.render import headlines
-from kmatrix.report.results import AdaptiveSeeds, Configuration, Cost, Ranking, State
+from kmatrix.report.results import AdaptiveSeeds, Configuration, Cost, Ranking
 from kmatrix.report.wording import cost, p_text
 from kmatrix.report.write import summary
 from kmatrix.stats import Interval
-from kmatrix.verdict.family import Method, NoMoreSeeds, Pair, PairOutcome
+from kmatrix.verdict.family import FamilyVerdict, Method, NoMoreSeeds, Pair, PairOutcome, Rules, State
 from records_factory import FakeRun, make_matrix
 
 BETTER, WORSE, OPEN, EQUIVALENT = PairOutcome.BETTER, PairOutcome.WORSE, PairOutcome.OPEN, PairOutcome.EQUIVALENT
@@ -30,20 +29,19 @@ UNTESTED = {"half": None, "p": None, "p_holm": None, "method": Method.NONE, "rea
 def ranking(*pairs, reference="muon", baseline=None, **fields):
     """Return a ranking of the configurations of these pairs."""
     order = tuple(dict.fromkeys([reference, *(name for one in pairs for name in (one.a, one.b))]))
-    still_open = open_pairs(reference, pairs, has_baseline=baseline is not None)
-    tested = [one for one in pairs if one.p_holm is not None]
-    state = State.PARTLY if still_open else State.DECIDED
-    state = State.OPEN if still_open and len(still_open) == len(pairs) else state
-    state = State.NO_COMPARISON if len(order) < 2 else state if tested else State.NOT_EVIDENCE
+    means = dict.fromkeys(order, 3.0)
+    verdict = FamilyVerdict(
+        rules=Rules(baseline=baseline), reference=reference, means=means, diverged={}, pairs=tuple(pairs)
+    )
     known = {
         **{"measure": "final_val_loss", "unit": "nats/token", "data_sha256": "1a2b", "preliminary": False},
         **{"no_result": (), "confidence": 0.95, "min_difference": 0.004, "family_size": len(pairs)},
     }
-    main = max(pairs, key=lambda one: one.outcome is (WORSE if baseline else BETTER), default=None)
+    still_open = tuple(one.b for one in verdict.still_open)
     return Ranking(
         **known
-        | {"state": state, "order": order, "reference": reference, "baseline": baseline}
-        | {"main": main}
+        | {"state": verdict.state, "order": order, "reference": reference, "baseline": baseline}
+        | {"main": verdict.main, "still_open": still_open}
         | fields,
         pairs=pairs,
     )

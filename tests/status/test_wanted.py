@@ -11,7 +11,6 @@ from kmatrix.records.control import Request
 from kmatrix.records.files import read_json, write_json
 from kmatrix.records.matrix import Plan, PlannedRun
 from kmatrix.records.runs import AxisEntry, RunResult, VerdictRules
-from kmatrix.report.ranking import without_budget
 from kmatrix.status.fold import Files, state_of
 from kmatrix.status.look import look
 from kmatrix.status.wanted import (
@@ -187,7 +186,7 @@ def test_each_family_asks_for_its_own_seeds():
 def test_open_comparisons_of_a_matrix_without_budget_get_no_seed_because_of_it():
     losses = {**OPEN, "soap": [4.3, 4.2102, 4.2501]}
     (replay,) = seeds(losses, ["adamw", "muon", "soap"]).replays
-    pairs = map(without_budget, replay.verdict.against_reference)
+    pairs = replay.verdict.without_budget().against_reference
     assert {(pair.outcome, pair.no_more) for pair in pairs} == {("open", "budget"), ("better", None)}
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kmatrix.records.decode import replaced
 from kmatrix.records.runs import RunNumbers, Status
-from kmatrix.report.results import AdaptiveSeeds, Configuration, Cost, Ranking, Run, State
+from kmatrix.report.results import AdaptiveSeeds, Configuration, Cost, Ranking, Run
 from kmatrix.stats import mean, mean_interval, sample_deviation
 from kmatrix.status.wanted import Family, SeedEnd
 from kmatrix.text import make_command
-from kmatrix.verdict.family import NoMoreSeeds, Pair, PairOutcome, Replay, Rules
+from kmatrix.verdict.family import Pair, PairOutcome, Replay, Rules, State
 from kmatrix.verdict.pairs import tested, verdict_on
 
 LOSS, BITS = "final_val_loss", "final_bits_per_byte"
@@ -124,23 +123,21 @@ def ranking_of(
     if not over or not (family.data_sha256 or family.in_bits):
         return None
     verdict = verdict_on(family.losses(ends), family.rules) if replay is None else replay.verdict
-    has_baseline, pairs = verdict.rules.baseline is not None, verdict.pairs
     if replay is not None and replay.wanted and spent:
-        pairs = tuple(_without_budget(pair) for pair in pairs)
+        verdict = verdict.without_budget()
     # The leader first: its mean may be over other seeds. By name, too: equal means must not change places.
     ranked = [one for one in configurations if one.mean is not None]
-    ranked.sort(key=lambda one: (has_baseline or one.name != verdict.reference, one.mean, one.name))
+    ranked.sort(key=lambda one: (verdict.has_baseline or one.name != verdict.reference, one.mean, one.name))
     order = tuple(one.name for one in ranked)
-    against = [pair for pair in pairs if pair.a == verdict.reference]
     counted = [runs[name] for one in ranked for name in one.counted]
-    main = _main(against, order, has_baseline=has_baseline)
-    still_open = open_pairs(verdict.reference, pairs, has_baseline=has_baseline)
+    # Of those that more seeds would decide; more than MOST_PROPOSED are not worth it.
+    more_seeds = [more for pair in verdict.still_open if (more := pair.more_seeds or 0) <= MOST_PROPOSED]
     measure, shared = measure_of(family), _shared_seeds(ranked)
     ranking = Ranking(
         measure=measure,
         unit=UNITS[measure],
         data_sha256=family.data_sha256 or None,
-        state=_state(order, pairs, against, still_open),
+        state=verdict.state,
         preliminary=any(one.pending for one in configurations),
         order=order,
         no_result=tuple(name for name in over if name not in order),
@@ -151,9 +148,10 @@ def ranking_of(
         confidence=verdict.rules.confidence,
         min_difference=verdict.rules.min_difference,
         family_size=verdict.size,
-        pairs=pairs,
-        main=main,
-        costs=tuple(_costs(main, by_name, runs)),
+        pairs=verdict.pairs,
+        main=verdict.main,
+        still_open=tuple(pair.b for pair in verdict.still_open),
+        costs=tuple(_costs(verdict.main, by_name, runs)),
         seeds_auto=None
         if replay is None
         else AdaptiveSeeds(
@@ -165,15 +163,9 @@ def ranking_of(
         ),
         reused=sum(bool(run.reused_from) for run in counted),
         notes=(*differences(counted), *([SAMPLED] if family.in_bits else [])),
-        more_seeds=needed(still_open),
+        more_seeds=max(more_seeds, default=0),
     )
     return replaced(ranking, command=_command(ranking, [runs[run] for run in family.runs.values()], matrix))
-
-
-def _without_budget(pair: Pair) -> Pair:
-    """Return a pair without a budget for its next seed."""
-    ends = pair.outcome is PairOutcome.OPEN and pair.no_more is None
-    return replaced(pair, no_more=NoMoreSeeds.BUDGET) if ends else pair
 
 
 def _losses(one: Configuration, runs: Mapping[str, Run], measure: str, seeds: Collection[int]) -> list[float]:
@@ -188,50 +180,6 @@ def differences(runs: Sequence[Run]) -> Iterator[str]:
         if len(known) > 1 and not (field == "params" and several_models):
             listed = ", ".join(value if isinstance(value, str) else f"{value:,}" for value in sorted(known))
             yield f"the runs differ in {name} ({listed}): {consequence}"
-
-
-def open_pairs(reference: str, pairs: Sequence[Pair], *, has_baseline: bool) -> list[Pair]:
-    """Return the open comparisons of the reference, without those of configurations that are worse than a third one."""
-    beaten = set()
-    if not has_baseline:
-        beaten = {pair.b for pair in pairs if pair.outcome is PairOutcome.BETTER}
-        beaten |= {pair.a for pair in pairs if pair.outcome is PairOutcome.WORSE}
-    mine = [pair for pair in pairs if pair.a == reference and pair.difference is not None]
-    return [pair for pair in mine if pair.outcome is PairOutcome.OPEN and pair.b not in beaten]
-
-
-def needed(pairs: Sequence[Pair]) -> int:
-    """Return the seeds that would decide these open comparisons, of those that need at most MOST_PROPOSED; else 0."""
-    return max((more for pair in pairs if (more := pair.more_seeds or 0) <= MOST_PROPOSED), default=0)
-
-
-def _main(against: Sequence[Pair], order: Sequence[str], *, has_baseline: bool) -> Pair | None:
-    """Return the comparison of the reference that a headline is about; None without two configurations with a loss.
-
-    With a leader it is the closest that it beats, with a baseline the one that beats it by most; else one that is
-    equivalent, else the closest.
-    """
-
-    def size(pair: Pair) -> float:
-        return math.inf if pair.difference is None else abs(pair.difference)
-
-    outcomes = [PairOutcome.BETTER, PairOutcome.WORSE, PairOutcome.EQUIVALENT, PairOutcome.OPEN]
-    if has_baseline:
-        outcomes = [PairOutcome.WORSE, PairOutcome.EQUIVALENT, PairOutcome.OPEN, PairOutcome.BETTER]
-    for outcome in outcomes if len(order) > 1 else []:
-        if found := [pair for pair in against if pair.outcome is outcome]:
-            return max(found, key=size) if outcome is PairOutcome.WORSE else min(found, key=size)
-    return None
-
-
-def _state(order: Sequence[str], pairs: Sequence[Pair], against: Sequence[Pair], still_open: Sequence[Pair]) -> State:
-    if len(order) < 2:
-        return State.NO_COMPARISON if order else State.NO_RESULT
-    if all(pair.p_holm is None for pair in pairs):
-        return State.NOT_EVIDENCE
-    if not still_open:
-        return State.DECIDED
-    return State.OPEN if len(still_open) == sum(pair.difference is not None for pair in against) else State.PARTLY
 
 
 def _shared_seeds(ranked: Sequence[Configuration]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from kmatrix.errors import RecordError, add_damage, take_damage
 from kmatrix.packing import usable_cores
 from kmatrix.records.dataset import FLAT
+from kmatrix.records.decode import replaced
 from kmatrix.records.matrix import run_files
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, RunNumbers, RunResult, Status
@@ -21,10 +22,10 @@ from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
 from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.metrics import Metrics
 from kmatrix.report.metrics import read as read_metrics
-from kmatrix.report.results import Attempt, Run, RunAlert
-from kmatrix.status.alerts import Alert, AlertKind, Severity, read_alerts
+from kmatrix.report.results import Run
+from kmatrix.status.alerts import Severity, read_alerts
 from kmatrix.status.cost import spent_of
-from kmatrix.status.fold import FINISHED, Files, State, end_of, loss_of, rule_of
+from kmatrix.status.fold import Files, State, end_of, loss_of
 from kmatrix.status.look import Look
 from kmatrix.status.wanted import GPUS_AXIS, SEED_AXIS, all_axes
 
@@ -82,6 +83,7 @@ def read_run(source: Source) -> Run:
     """Return a run. A log or a recording that cannot be read is its `error`: the other numbers stay."""
     folder, run, files, state = source.folder, source.run, source.files, source.state
     train, last = run.train, state.attempts[-1] if state.attempts else None
+    running = last if state.status is Status.RUNNING else None
     end = last.end if last else None
     spent: dict[str, Any] = asdict(spent_of(state, files.train))
     planned: dict[str, Any] = {name: getattr(train, name) or None for name in PLANNED}
@@ -144,8 +146,9 @@ def read_run(source: Source) -> Run:
         adjusted=tuple(f"{change.name} {change.asked} -> {change.used}: {change.why}" for change in used.adjusted),
         log=f"{folder.name}/{folder.output_log.name}" if folder.output_log.exists() else None,
         log_tail=end.log_tail[-LOG_TAIL:] if end and state.status is Status.FAILED else (),
-        attempts=tuple(_attempts(state)),
-        alerts=tuple(_alerts(read_alerts(folder.path))),
+        # How an attempt ended whose process was killed follows from its file.
+        attempts=tuple(one if one is running else replaced(one, end=end_of(one)) for one in state.attempts),
+        alerts=tuple(sorted(read_alerts(folder.path), key=lambda one: (one.severity is Severity.WARNING, one.since))),
         links={sent.tracker: sent.link for sent in read_track(folder) if sent.link},
         val=metrics.val,
         train=metrics.train,
@@ -161,25 +164,6 @@ def perplexity(loss: float | None) -> float | None:
         return None
 
 
-def _alerts(alerts: Sequence[Alert]) -> Iterator[RunAlert]:
-    """Yield the alerts of each kind and device, critical ones first: one that comes and goes is one piece of news."""
-    found: dict[tuple[AlertKind, str], list[Alert]] = {}
-    for alert in sorted(alerts, key=lambda alert: (alert.severity is Severity.WARNING, alert.since)):
-        found.setdefault((alert.kind, alert.about), []).append(alert)
-    for group in found.values():
-        first, last = group[0], group[-1]
-        yield RunAlert(
-            kind=str(first.kind),
-            severity=str(first.severity),
-            about=first.about or None,
-            since=first.since,
-            until=last.until,
-            times=len(group),
-            text=last.text,
-            advice=last.advice,
-        )
-
-
 def _result(files: Files, state: State) -> RunResult | None:
     """Return the result of the last attempt; None while it trains, or if its trainer left none with numbers."""
     result = files.result
@@ -193,27 +177,6 @@ def _known(used: RunResult, metrics: Metrics, name: str) -> Any:
     """Return a number of the trainer's result, else of its log."""
     value = getattr(used, name)
     return getattr(metrics.numbers, name) if value is None else value
-
-
-def _attempts(state: State) -> Iterator[Attempt]:
-    for attempt in state.attempts:
-        is_running = state.status is Status.RUNNING and attempt is state.attempts[-1]
-        end = None if is_running else end_of(attempt)
-        status = (
-            Status.RUNNING if end is None else Status.FINISHED if end.kind == FINISHED else rule_of(end.kind).status
-        )
-        yield Attempt(
-            attempt=attempt.number,
-            status=status,
-            kind=end.kind if end and status is not Status.FINISHED else None,
-            reason=(end.reason if end else "") or None,
-            micro_batch=attempt.micro_batch,
-            started=attempt.started,
-            seconds=end.seconds if end else attempt.seconds,
-            gpus=attempt.gpus,
-            host=attempt.host,
-            code=attempt.code or None,
-        )
 
 
 def _bytes(folder: RunDir) -> int:

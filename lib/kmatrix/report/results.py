@@ -6,46 +6,19 @@ unknown value is None, never 0; a number that a report prints is here.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
+from kmatrix.records.attempts import Attempt
 from kmatrix.records.decode import SCHEMA, Record, Scalar, field
 from kmatrix.records.runs import ExcludedCells, Provenance, RunNumbers, Status
 from kmatrix.report.gpu.results import Gpu
 from kmatrix.report.metrics import Evaluations, TrainingLosses
 from kmatrix.stats import Interval
-from kmatrix.verdict.family import Pair
+from kmatrix.status.alerts import Alert
+from kmatrix.verdict.family import Pair, State
 from kmatrix.verdict.target import TargetTest
-
-
-class Attempt(Record, frozen=True, kw_only=True):
-    """An attempt at a run, without those that a rerun archived."""
-
-    attempt: Annotated[int, Meta(description="its number, from 1")]
-    status: Status
-    kind: Annotated[str | None, Meta(description="of its failure or stop, in a word")] = None
-    reason: Annotated[str | None, Meta(description="of its failure or stop, one line")] = None
-    micro_batch: Annotated[int | None, Meta(description="sequences; null: as planned")] = None
-    started: Annotated[float, Meta(description="Unix s")]
-    seconds: Annotated[float, Meta(description="from launch to end, s")]
-    gpus: Annotated[tuple[str, ...], Meta(description="UUIDs")] = ()
-    host: str = ""
-    code: Annotated[str | None, Meta(description="SHA-256 of the trainer's sources")] = None
-
-
-class RunAlert(Record, frozen=True, kw_only=True):
-    """Alerts of one kind about one device."""
-
-    kind: str
-    severity: Annotated[str, Meta(description="warning or critical")]
-    about: Annotated[str | None, Meta(description="GPU 2, rank 1; null: the run")] = None
-    since: Annotated[float, Meta(description="Unix s, of the first")]
-    until: Annotated[float | None, Meta(description="Unix s, of the last; null: to the end")] = None
-    times: Annotated[int, Meta(description="how often it began")] = 1
-    text: Annotated[str, Meta(description="the last of them in one sentence")]
-    advice: str
 
 
 class Effort(Record, frozen=True, kw_only=True):
@@ -99,8 +72,8 @@ class Run(RunNumbers, frozen=True, kw_only=True):
     log: Annotated[str | None, Meta(description="output.log, relative to the matrix")] = None
     log_tail: Annotated[tuple[str, ...], Meta(description="last lines of a failed run's log")] = ()
     reached: Annotated[Effort | None, Meta(description="the target; null: it was not reached")] = None
-    attempts: tuple[Attempt, ...] = ()
-    alerts: tuple[RunAlert, ...] = ()
+    attempts: Annotated[tuple[Attempt, ...], Meta(description="without those that a rerun archived")] = ()
+    alerts: Annotated[tuple[Alert, ...], Meta(description="critical ones first")] = ()
     links: Annotated[dict[str, str], Meta(description="tracker -> address or folder")] = field(default_factory=dict)
     val: Annotated[Evaluations, Meta(description="evaluations, thinned")] = field(default_factory=Evaluations)
     train: Annotated[TrainingLosses, Meta(description="training loss, thinned")] = field(default_factory=TrainingLosses)
@@ -137,17 +110,6 @@ class Cost(Record, frozen=True, kw_only=True):
     runs: Annotated[tuple[int, int], Meta(description="of a and of b")]
 
 
-class State(StrEnum):
-    """How much a ranking has decided."""
-
-    DECIDED = "decided"
-    PARTLY = "partly open"
-    OPEN = "open"
-    NOT_EVIDENCE = "not evidence"  # no comparison could be tested
-    NO_COMPARISON = "no comparison"  # one configuration
-    NO_RESULT = "no result"  # runs are over, and none has a loss
-
-
 class AdaptiveSeeds(Record, frozen=True, kw_only=True):
     """What a ranking with adaptive seeds asked for."""
 
@@ -179,6 +141,10 @@ class Ranking(Record, frozen=True, kw_only=True):
     family_size: Annotated[int, Meta(description="comparisons that p is corrected for, known before the first run")]
     pairs: Annotated[tuple[Pair, ...], Meta(description="those of the reference first, it first")]
     main: Annotated[Pair | None, Meta(description="the comparison that the headline is about")] = None
+    still_open: Annotated[
+        tuple[str, ...],
+        Meta(description="configurations whose comparison with it is open, without those that are worse than a third"),
+    ] = ()
     costs: Annotated[tuple[Cost, ...], Meta(description="of the better one of `main`, relative to the other one")] = ()
     seeds_auto: Annotated[AdaptiveSeeds | None, Meta(description="null with a fixed number of seeds")] = None
     reused: Annotated[int, Meta(description="losses that were measured in another matrix")] = 0

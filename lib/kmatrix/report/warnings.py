@@ -71,7 +71,11 @@ def _different(runs: Sequence[Run]) -> Iterator[str]:
 
 def _shared(runs: Sequence[Run]) -> list[str]:
     """Return the runs that trained on a host while another one did."""
-    spans = sorted((one.host, one.started, one.seconds or 0.0, run.name) for run in runs for one in run.attempts)
+    spans = sorted(
+        (one.host, one.started, one.end.seconds if one.end else one.seconds, run.name)
+        for run in runs
+        for one in run.attempts
+    )
     found = set()
     for place, (host, began, seconds, name) in enumerate(spans):
         for other_host, later, other_seconds, other in spans[place + 1 :]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from kmatrix.records.decode import Scalar, replaced
 from kmatrix.records.runs import Status
-from kmatrix.report import ranking as rankings
-from kmatrix.report.results import Configuration, Cost, Ranking, Results, Run, RunAlert
+from kmatrix.report.results import Configuration, Cost, Ranking, Results, Run
 from kmatrix.stats import Interval
+from kmatrix.status.alerts import Alert
 from kmatrix.status.wanted import SHORT_HASH
 from kmatrix.text import (
     UNKNOWN,
@@ -229,7 +229,7 @@ def against(one: Ranking) -> list[Pair]:
 
 
 def open_pairs(one: Ranking) -> list[Pair]:
-    return rankings.open_pairs(one.reference, one.pairs, has_baseline=one.baseline is not None)
+    return [pair for pair in against(one) if pair.b in one.still_open]
 
 
 def value_text(value: Scalar) -> str:
@@ -241,10 +241,10 @@ def value_text(value: Scalar) -> str:
     return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def when(alert: RunAlert) -> str:
-    """Return when alerts of one kind were active: `3 times from 12:00:05 UTC to 12:01:00 UTC`."""
+def when(alert: Alert) -> str:
+    """Return when an alert was active."""
     begin, end = (time_of_day(unix, date=False, utc=True) if unix else "the end" for unix in (alert.since, alert.until))
-    return f"{'' if alert.times == 1 else f'{alert.times} times '}from {begin} to {end}"
+    return f"from {begin} to {end}"
 
 
 def reproduce(run: str, matrix: Path) -> str:

@@ -115,6 +115,17 @@ class Pair(Record, frozen=True, kw_only=True):
         )
 
 
+class State(StrEnum):
+    """How much a ranking has decided."""
+
+    DECIDED = "decided"
+    PARTLY = "partly open"
+    OPEN = "open"
+    NOT_EVIDENCE = "not evidence"  # no comparison could be tested
+    NO_COMPARISON = "no comparison"  # one configuration
+    NO_RESULT = "no result"  # runs are over, and none has a loss
+
+
 class FamilyVerdict(Record, frozen=True, kw_only=True):
     """The verdicts on the pairs of one family: of the configurations whose losses are comparable."""
 
@@ -141,6 +152,58 @@ class FamilyVerdict(Record, frozen=True, kw_only=True):
     def against_reference(self) -> tuple[Pair, ...]:
         """The pairs that the reference is part of, it first."""
         return tuple(takewhile(lambda pair: pair.a == self.reference, self.pairs))
+
+    @property
+    def has_baseline(self) -> bool:
+        return self.rules.baseline is not None
+
+    @property
+    def still_open(self) -> tuple[Pair, ...]:
+        """The open comparisons of the reference, without those of configurations that are worse than a third one."""
+        beaten = set()
+        if not self.has_baseline:
+            beaten = {pair.b for pair in self.pairs if pair.outcome is PairOutcome.BETTER}
+            beaten |= {pair.a for pair in self.pairs if pair.outcome is PairOutcome.WORSE}
+        mine = [pair for pair in self.against_reference if pair.difference is not None]
+        return tuple(pair for pair in mine if pair.outcome is PairOutcome.OPEN and pair.b not in beaten)
+
+    @property
+    def main(self) -> Pair | None:
+        """The comparison that a headline is about; None without two configurations with a loss.
+
+        With a leader it is the closest that it beats, with a baseline the one that beats it by most; else one that is
+        equivalent, else the closest.
+        """
+        known = [pair for pair in self.against_reference if pair.difference is not None]
+        first, last = (PairOutcome.WORSE, PairOutcome.BETTER) if self.has_baseline else (PairOutcome.BETTER,) * 2
+        for outcome in (first, PairOutcome.EQUIVALENT, PairOutcome.OPEN, last):
+            if found := [pair for pair in known if pair.outcome is outcome]:
+                ordered = sorted(found, key=lambda pair: abs(pair.difference or 0.0))
+                return ordered[-1 if outcome is PairOutcome.WORSE else 0]
+        return None
+
+    @property
+    def state(self) -> State:
+        """How much of it is decided."""
+        ranked = [name for name, mean in self.means.items() if mean is not None]
+        if len(ranked) < 2:
+            return State.NO_COMPARISON if ranked else State.NO_RESULT
+        if all(pair.p_holm is None for pair in self.pairs):
+            return State.NOT_EVIDENCE
+        if not self.still_open:
+            return State.DECIDED
+        is_all = len(self.still_open) == sum(pair.difference is not None for pair in self.against_reference)
+        return State.OPEN if is_all else State.PARTLY
+
+    def without_budget(self) -> FamilyVerdict:
+        """Return this verdict of a matrix whose budget is spent: an open comparison gets no further seed."""
+        spent = [
+            replaced(pair, no_more=NoMoreSeeds.BUDGET)
+            if pair.outcome is PairOutcome.OPEN and pair.no_more is None
+            else pair
+            for pair in self.pairs
+        ]
+        return replaced(self, pairs=tuple(spent))
 
 
 class Replay(Record, frozen=True, kw_only=True):
