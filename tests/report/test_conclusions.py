@@ -54,7 +54,7 @@ def test_losses_without_common_seeds_are_compared_by_welch_and_nothing_is_called
     (pair,) = analyse(matrix).rankings[0].pairs
     assert (pair.method, pair.p) == (Method.WELCH, pytest.approx(stats.ttest_ind(*losses, equal_var=False).pvalue))
     for text in texts_of(matrix):
-        assert "Welch's test, not paired" in text
+        assert "Welch" in text
         assert not re.search(r"(?<!not )paired", text)
 
 

@@ -154,23 +154,23 @@ def test_the_headline_with_a_baseline(results, pairs, headline):
     assert headlines(results(ranking(*pairs, reference="adamw", baseline="adamw"))) == (headline,)
 
 
-def test_the_evidence_has_interval_method_and_corrected_p_as_the_advantage_of_the_winner(results):
+def test_the_evidence_has_interval_method_and_corrected_p(results):
     pairs = pair("muon", "adamw", BETTER), pair("muon", "sgd", BETTER, -0.5), pair("adamw", "sgd", BETTER, -0.5)
     (evidence,) = lines_of(results(ranking(*pairs)))
     assert evidence == (
-        "Evidence: muon against adamw: 95 % interval 0.0086 to 0.0148 nats/token, paired over 5 seeds (Student's t), "
+        "Evidence: muon against adamw: -0.0117 (95 % CI -0.0148 to -0.0086) nats/token, paired by seed, 5 seeds, "
         "p = 0.003 (Holm, 3 comparisons)."
     )
     worse = ranking(pair("adamw", "muon", WORSE, 0.0117), reference="adamw", baseline="adamw")
     (evidence,) = lines_of(results(worse))
-    assert evidence.startswith("Evidence: 95 % interval 0.0086 to 0.0148 nats/token")
+    assert evidence.startswith("Evidence: adamw against muon: 0.0117 (95 % CI 0.0086 to 0.0148) nats/token")
 
 
 def test_an_open_comparison_says_what_could_be_found_and_what_would_decide_it(results):
     rival = pair("muon", "soap", OPEN, -0.0012, 0.0018, p_holm=0.2, detectable=0.0029, more_seeds=2, margin=0.0034)
     found = lines_of(results(ranking(rival, more_seeds=2, command="make add SEED=6,7")))
     assert found[0] == (
-        "Open: muon against soap: -0.0012 (-0.0030 to 0.0006) nats/token after 5 seeds, p = 0.200; "
+        "Open: muon against soap: -0.0012 (95 % CI -0.0030 to 0.0006) nats/token, paired by seed, 5 seeds, p = 0.200; "
         "equal within 0.0034; smallest detectable difference 0.0029 (power 80 %); about 2 more seeds would decide it."
     )
     assert found[1].startswith("Next: about 2 more seeds per configuration")
@@ -259,8 +259,6 @@ def test_what_limits_a_verdict_is_noted(results):
         (1.11, 0.3, "time per step not distinguishable (+11 %)"),
         (1.004, 0.001, "the same time per step"),
         (1.994, 0.001, "99 % more time per step"),
-        (2.04, 0.001, "2.0 times the time per step"),
-        (11.38, 0.001, "11 times the time per step"),
     ],
 )
 def test_a_cost_as_a_phrase(ratio, p, phrase):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kmatrix.records.decode import Scalar, replaced
+from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import Status
 from kmatrix.report.results import Configuration, Cost, Ranking, Results, Run
 from kmatrix.stats import Interval
@@ -33,7 +33,6 @@ DIGITS = 4  # least decimals of a loss and of a difference of losses
 MOST_DIGITS = 8
 MOST_VALUE = 40  # characters of a setting
 SAME = 0.005  # two costs whose ratio is closer to 1 are called the same
-MULTIPLE = 2.0  # from this ratio on, costs are called multiples
 COST_LEVEL = 0.05  # two-sided, of Welch's test of a cost
 COST_NAMES = {"step_ms": "time per step", "peak_memory_mib": "peak memory", "joules_per_token": "energy per token"}
 NO_MORE = {
@@ -88,7 +87,7 @@ def mean_of(one: Configuration) -> str:
 def perplexity(value: float | None) -> str:
     if value is None:
         return UNKNOWN
-    return f"{value:.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+    return f"{value:.2f}" if value < 1e6 else f"{value:.1e}"
 
 
 def size(value: float, digits: int = DIGITS) -> str:
@@ -129,45 +128,27 @@ def bounds(interval: Interval) -> str:
     return f"{low} to {high}"
 
 
-def won(pair: Pair) -> Pair:
-    """Return a comparison as one of the better side: differences read as its advantage."""
-    better = pair.mirrored() if pair.outcome is PairOutcome.WORSE else pair
-    turned = better.mirrored()
-    return replaced(turned, a=better.a, b=better.b)
-
-
-def method(pair: Pair) -> str:
-    """Return the test of a pair: `paired over 5 seeds (Student's t)`."""
-    seeds = plural(len(pair.seeds), "seed")
-    match pair.method:
-        case Method.PAIRED:
-            return f"paired over {seeds} (Student's t)"
-        case Method.SEQUENTIAL:
-            return f"paired over {seeds} (group-sequential t)"
-        case Method.WELCH:
-            return "Welch's test, not paired"
-        case Method.NONE:
-            return "no test"
-
-
 def outcome(pair: Pair) -> str:
     """Return the word for an outcome. An open pair without further looks is "not distinguishable"."""
     is_last = pair.outcome is PairOutcome.OPEN and pair.method is not Method.SEQUENTIAL
     return "not distinguishable" if is_last else str(pair.outcome)
 
 
-def still_open(pair: Pair, ranking: Ranking) -> str:
-    """Return what is known about an open pair: its difference, what could have been found, what would decide it."""
+def evidence(pair: Pair, ranking: Ranking) -> str:
+    """Return what is known about a pair: its difference, the test, and of an open one what would decide it."""
     unit = ranking.unit
     if pair.interval is None:
         apart = "" if pair.difference is None else f"{size(pair.difference)} {unit} apart, "
         return f"{apart}{pair.reason or 'no test'}"
-    digits = digits_for(pair.interval)
+    digits, seeds = digits_for(pair.interval), plural(len(pair.seeds), "seed")
     shown = signed(pair.difference or 0.0, digits).removeprefix("+")
-    how = f", {method(pair)}" if pair.method is Method.WELCH else f" after {plural(len(pair.seeds), 'seed')}"
-    parts = [f"{shown} ({bounds(pair.interval)}) {unit}{how}, {corrected(pair, ranking)}"]
+    how = f"{pair.method}, {seeds}" if pair.seeds else str(pair.method)
+    interval = f"{percent(ranking.confidence)} CI {bounds(pair.interval)}"
+    parts = [f"{shown} ({interval}) {unit}, {how}, {corrected(pair, ranking)}"]
+    if pair.outcome is not PairOutcome.OPEN:
+        return parts[0]
     if pair.no_more is not None:
-        parts.append(NO_MORE.get(pair.no_more) or f"all {plural(len(pair.seeds), 'seed')} ran")
+        parts.append(NO_MORE.get(pair.no_more) or f"all {seeds} ran")
     if pair.margin is not None:
         parts.append(f"equal within {pair.margin:.{digits}f}")
     if pair.detectable is not None:
@@ -184,18 +165,13 @@ def corrected(pair: Pair, ranking: Ranking) -> str:
 
 
 def cost(one: Cost) -> str:
-    """Return `4 % more time per step`, `the same peak memory` or `energy per token not distinguishable (+11 %)`.
-
-    From twice as much on: `2.3 times the time per step`.
-    """
+    """Return `4 % more time per step`, `the same peak memory` or `energy per token not distinguishable (+11 %)`."""
     quantity, change = COST_NAMES[one.quantity], one.ratio - 1
     if abs(change) < SAME:
         return f"the same {quantity}"
     share = f"{100 * abs(change):.{0 if abs(change) >= 0.095 else 1}f} %"
     if one.p is not None and one.p > COST_LEVEL:
         return f"{quantity} not distinguishable ({'+' if change > 0 else '-'}{share})"
-    if one.ratio >= MULTIPLE:
-        return f"{one.ratio:.{1 if one.ratio < 9.95 else 0}f} times the {quantity}"
     return f"{share} {'more' if change > 0 else 'less'} {quantity}"
 
 
