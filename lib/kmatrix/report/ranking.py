@@ -209,7 +209,6 @@ def _costs(main: Pair | None, known: Mapping[str, Configuration], runs: Mapping[
             mean_b=means[1],
             ratio=means[0] / means[1],
             p=test.p,
-            runs=(len(of_a), len(of_b)),
         )
 
 

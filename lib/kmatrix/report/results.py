@@ -107,7 +107,6 @@ class Cost(Record, frozen=True, kw_only=True):
     mean_b: float
     ratio: Annotated[float, Meta(description="mean_a / mean_b")]
     p: Annotated[float | None, Meta(description="two-sided, Welch's test; null without a test")] = None
-    runs: Annotated[tuple[int, int], Meta(description="of a and of b")]
 
 
 class AdaptiveSeeds(Record, frozen=True, kw_only=True):
