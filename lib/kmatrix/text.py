@@ -21,13 +21,15 @@ NAME_FAIR = 30  # columns that a name keeps as long as another column can be dro
 
 
 # What a terminal obeys instead of showing it (ECMA-48): control sequences, strings such as a title or the clipboard,
-# other escapes, control characters except line ends and tabs, changes of the writing direction, and lone surrogates.
+# other escapes, control characters except line ends and tabs, changes of the writing direction, and no characters.
 ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"
     r"|\x1b[ -/]*[0-~]?"
 )
-CONTROLS = re.compile(ESCAPES.pattern + r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROLS = re.compile(
+    rf"{ESCAPES.pattern}|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def printable(text: str) -> str:

@@ -17,7 +17,7 @@ from kmatrix.records.files import read_json
 from kmatrix.records.paths import ROOT
 from kmatrix.report.analyse import analyse
 from kmatrix.report.results import Results
-from kmatrix.report.write import indented, results_json, schema, write_summary
+from kmatrix.report.write import indented, schema, write_summary
 from records_factory import FakeRun, make_matrix, runs_with_seeds
 
 ORIGINAL_KEYS = {"test_id", "model", "optimizer", "pruning", "target_sparsity", "elapsed_time", "success"}
@@ -59,7 +59,7 @@ def test_unknown_nan_and_infinity_are_null(tmp_path):
     def reject_constant(name: str) -> None:
         raise AssertionError(f"{name} is not valid JSON")
 
-    found = json.loads(results_json(results), parse_constant=reject_constant)
+    found = json.loads(indented(results), parse_constant=reject_constant)
     assert (found["ended"], found["took_s"], found["runs"][0]["gpu"]) == (None, None, None)
 
 
@@ -79,21 +79,21 @@ def test_results_have_the_validation_curve(tmp_path):
 
 def test_the_same_runs_give_the_same_bytes(tmp_path):
     matrix = make_matrix(tmp_path, runs_with_seeds(3, [3.2, 3.21, 3.22]))
-    assert results_json(analyse(matrix)) == results_json(analyse(matrix))
+    assert indented(analyse(matrix)) == indented(analyse(matrix))
 
 
 COPY = """
 import json, pathlib, sys
 from kmatrix.report.analyse import analyse
 from kmatrix.report.page import render_page
-from kmatrix.report.write import results_csv, results_json, schema, summary
+from kmatrix.report.write import results_csv, indented, schema, summary
 from records_factory import FakeRun, make_matrix
 
 matrix = make_matrix(pathlib.Path(sys.argv[1]), [FakeRun()])
 path = matrix.run(FakeRun().name).result
 path.write_text(json.dumps({**json.loads(path.read_text()), "arc_accuracy": 0.4321}))
 results = analyse(matrix)
-texts = results_json(results).decode(), schema().decode(), results_csv(results), summary(results)
+texts = indented(results).decode(), schema().decode(), results_csv(results), summary(results)
 print(*("arc" in text for text in (*texts, render_page(matrix, results))))
 """
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import msgspec
 
@@ -23,9 +22,9 @@ from kmatrix.report import graphs
 from kmatrix.report.gpu import graphs as gpu_graphs
 from kmatrix.report.gpu.folders import folder_of
 from kmatrix.report.gpu.results import Gpu
-from kmatrix.report.render import MARKDOWN, TEXT, render
+from kmatrix.report.render import HTML, MARKDOWN, TEXT, render
 from kmatrix.report.results import Results, Run
-from kmatrix.text import make_command, printable, shortened
+from kmatrix.text import make_command, printable
 
 T = TypeVar("T")
 # Spreadsheets evaluate a cell that begins like this (OWASP, CSV injection).
@@ -37,9 +36,6 @@ SAME = (  # fields of a run with the same name in all_results.json
     *("target_sparsity", "reason", "reused_from", "wall_s", "gpu_hours", "dollars", "world_size", "global_batch"),
     *("seed", "status", "axes"),
 )
-NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, production 2
-MOST_MESSAGE, MOST_LINE = 1_000, 2_000  # characters of an attribute, and of a line of a log
-NO_RESULT = (Status.RUNNING, Status.PLANNED, Status.STOPPED, Status.SKIPPED)  # `skipped` test cases
 
 
 def write_summary(matrix: MatrixDir, results: Results) -> str:
@@ -50,11 +46,11 @@ def write_summary(matrix: MatrixDir, results: Results) -> str:
     drawn = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
     page = [matrix.page.name] if matrix.page.exists() else []
     writers: dict[Path, Callable[[], None]] = {
-        matrix.results: lambda: write_bytes(matrix.results, results_json(results)),
+        matrix.results: lambda: write_bytes(matrix.results, indented(results)),
         matrix.all_results: lambda: write_bytes(matrix.all_results, indented([original(run) for run in results.runs])),
         matrix.report_md: lambda: write_text(matrix.report_md, markdown(matrix, results)),
         matrix.results_csv: lambda: write_text(matrix.results_csv, results_csv(results)),
-        matrix.junit: lambda: write_bytes(matrix.junit, junit(results)),
+        matrix.junit: lambda: write_text(matrix.junit, junit(results)),
     }
     files = [matrix.summary.name, *(path.name for path in writers), *page, *drawn]
     text = summary(results, tracker_lines(matrix, results), files, matrix.path.name)
@@ -106,12 +102,8 @@ def tracker_lines(matrix: MatrixDir, results: Results) -> list[str]:
     return [*links, *first_of_each((sent.tracker, sent.how) for _, sent in runs), *pending_messages(runs, matrix.path)]
 
 
-def results_json(results: Results) -> bytes:
-    """Return the content of results.json: null for what is unknown, for NaN and infinity."""
-    return indented(results)
-
-
 def indented(value: object) -> bytes:
+    """Return a file of JSON, such as results.json: null for what is unknown, for NaN and infinity."""
     try:
         return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     except UnicodeEncodeError:  # a file name that is not UTF-8: its bytes are replaced by "?"
@@ -185,35 +177,6 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
-def junit(results: Results) -> bytes:
-    """Return the content of junit.xml: a suite with a test case per run.
-
-    The format has no specification; the elements and attributes are those that Jenkins, GitLab and pytest agree on.
-    """
-    counts = {
-        "tests": str(len(results.runs)),
-        "failures": str(sum(run.status is Status.FAILED for run in results.runs)),
-        "errors": "0",
-        "skipped": str(sum(run.status in NO_RESULT for run in results.runs)),
-        "time": f"{sum(run.wall_s for run in results.runs):.3f}",
-    }
-    root = Element("testsuites", {"name": _xml(results.name), **counts})
-    suite = SubElement(root, "testsuite", {"name": _xml(results.name), **counts})
-    for run in results.runs:
-        case = SubElement(suite, "testcase", {"classname": _xml(results.name), "name": _xml(run.name)})
-        case.set("time", f"{run.wall_s:.3f}")
-        if run.status is Status.FAILED:
-            message = _xml(run.reason or "no reason recorded")
-            failure = SubElement(case, "failure", {"message": message, "type": _xml(run.kind or "failed")})
-            failure.text = "\n".join(_xml(line, MOST_LINE) for line in run.log_tail)
-        elif run.status in NO_RESULT:
-            why = ": ".join(filter(None, [str(run.status), run.reason]))
-            message = "reserve: the verdict does not need it" if run.reserve else _xml(why)
-            SubElement(case, "skipped", {"message": message})
-    indent(root)
-    return bytes(tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def _xml(text: str, most: int = MOST_MESSAGE) -> str:
-    """Return text that XML may contain, without control sequences and of limited length."""
-    return shortened(NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(text)), most)
+def junit(results: Results) -> str:
+    """Return the content of junit.xml: a suite with a test case per run."""
+    return render(HTML, "junit.xml.j2", results)
