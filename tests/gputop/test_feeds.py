@@ -19,7 +19,7 @@ from kmatrix.gputop.monitor import GPUMonitor
 from kmatrix.gputop.view import History, Metric
 from kmatrix.records.files import append_jsonl
 from kmatrix.records.paths import RunDir
-from kmatrix.report.gpu.load import load
+from kmatrix.report.gpu.recordings import load
 from programs import run as run_command
 
 # ---- recordings --------------------------------------------------------------------------------------------------

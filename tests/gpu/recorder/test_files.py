@@ -10,7 +10,7 @@ from kmatrix.errors import RecordError
 from kmatrix.gpu.recorder.__main__ import main
 from kmatrix.gpu.recorder.files import export
 from kmatrix.records.paths import RunDir
-from kmatrix.report.gpu.load import load
+from kmatrix.report.gpu.recordings import load
 
 GPUS = FakeGpus(memory=(12_800.0, 9_000.0), power=(150.0, None), samples=9, lost={1: 6})
 

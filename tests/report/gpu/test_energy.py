@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmatrix.report.gpu.energy import joules_at, joules_within, steps_of
-from kmatrix.report.gpu.samples import MEASURED, DeviceFacts, Part, Samples, joined
+from kmatrix.report.gpu.results import DeviceFacts
+from kmatrix.report.gpu.samples import MEASURED, Part, Samples, joined
 
 NAN = math.nan
 
@@ -25,11 +26,9 @@ def samples(times, power=None, energy=None, *, first=0):
     unknown = np.full((len(wall), count), NAN)
     raw = {name: list(columns.get(name, unknown).T) for name in MEASURED}
     return Samples(
-        devices=tuple(DeviceFacts(index=first + place, name="A") for place in range(count)),
+        devices=tuple(DeviceFacts(gpu_index=first + place, gpu_name="A") for place in range(count)),
         wall=wall,
         parts=(Part(rows=slice(0, len(wall)), places=range(count), raw=raw),),
-        device_type="nvidia",
-        simulated=False,
     )
 
 

@@ -13,7 +13,7 @@ from gpu_factory import STARTED, FakeGpus, damage, overwrite, write_arrays, writ
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.samples import Snapshot, csv_header, csv_row
 from kmatrix.records.paths import RunDir
-from kmatrix.report.gpu.load import load
+from kmatrix.report.gpu.recordings import load
 from kmatrix.report.gpu.samples import IMPOSSIBLE, QUANTITIES, SELECTED
 
 START = datetime(2025, 8, 27, 1, 42, 19)
@@ -147,7 +147,7 @@ def test_only_the_selected_gpu_is_in_each_entry(tmp_path):
     found = loaded(tmp_path, [entry(k, 0 if k < 30 else 1) for k in range(60)])
     (note,) = found.notes
     assert note.endswith("GPU 0 is in 30, GPU 1 is in 30 of 60 entries: this file has the selected GPU only")
-    assert (found.doubt, found.shows_losses) == (SELECTED, False)
+    assert found.doubt == SELECTED
 
 
 def test_a_failed_reading_is_unknown_and_not_zero(tmp_path):
@@ -156,12 +156,12 @@ def test_a_failed_reading_is_unknown_and_not_zero(tmp_path):
     assert found.notes == ("gpu_stats.json: 20 entries of failed queries (memory_total is 0): unknown",)
     for quantity, value in (("memory_used", 800.0), ("power", 160.0)):
         assert np.unique(found[quantity][~np.isnan(found[quantity])]).tolist() == [value]
-    assert not found.shows_losses
+    assert found.doubt == IMPOSSIBLE
 
 
 def test_values_that_are_no_numbers_are_counted(tmp_path):
     found = loaded(tmp_path, [entry(k, memory_used="a lot") for k in range(30)])
-    assert found.notes == ("gpu_stats.json: 30 values of memory_used that are no numbers: unknown",)
+    assert found.notes == ("gpu_stats.json: 30 values that cannot be true, unknown instead: 30 of memory_used",)
 
 
 @pytest.mark.parametrize("time", [1.7e12, 0, 12.5])  # milliseconds, a clock that was never set

@@ -217,19 +217,6 @@ def test_an_attempt_on_other_gpus_is_in_time_and_energy_and_memory_is_of_the_las
     assert note.startswith("an earlier attempt was recorded on 3 GPUs (A), 89 s in gpu_samples.1.bin: in time")
 
 
-def test_recordings_of_the_same_gpus_are_one(tmp_path):
-    run = record_run(tmp_path / "run", seconds=50, name="gpu_samples.1.bin")
-    record_run(run.path, begin=200.0, seconds=50)
-    gpu = measured(run)
-    assert (gpu.gpus[0].whole["memory_used"].count, gpu.whole.seconds, gpu.has_earlier, gpu.notes) == (
-        100,
-        98,
-        False,
-        (),
-    )
-    assert gpu.whole.joules == pytest.approx(2 * 2 * (20 * 50 + 29 * 100))
-
-
 def test_simulated_and_real_gpus_are_never_combined(tmp_path):
     run = RunDir(tmp_path)
     record(run, FakeGpus())

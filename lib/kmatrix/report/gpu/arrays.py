@@ -17,13 +17,15 @@ import msgspec
 import numpy as np
 
 from kmatrix.errors import RecordError
-from kmatrix.report.gpu.samples import IMPOSSIBLE, MEASURED, SELECTED, Array, Samples, facts_of, samples_of
+from kmatrix.report.gpu.results import DeviceFacts
+from kmatrix.report.gpu.samples import IMPOSSIBLE, MEASURED, SELECTED, Array, Samples, known_total, samples_of
 from kmatrix.text import first_names, plural
 
-CHUNK = 1 << 20  # bytes that are decoded at a time: their objects stay in the cache of a core
+CHUNK = 1 << 18  # bytes that are decoded at a time: their objects stay in the cache of a core
 BEGIN = re.compile(rb'\[(\s*\{\s*"[^"\\]*")')  # of an array, up to the first key of its first entry
 NOT_JSON = re.compile(rb"(?<=[\s:,\[])(?:-?Infinity|NaN)(?=[\s,}\]])")  # what Python writes although JSON has none
 NUMBER = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*(?:W|%|MB|MiB|MHz|C|°C|J)?\s*")
+HINT = "pass a gpu_stats*.json or gpu_metrics*.csv file"
 Value = float | str | None
 Identity = tuple[str | None, int, str | None]  # UUID, index and name of a GPU
 
@@ -60,33 +62,22 @@ class _Document(msgspec.Struct):
     samples: list[_Entry]
 
 
+BETWEEN = b", \t\r\n"  # two entries
+DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)  # what the decoders raise
 _PIECE = msgspec.json.Decoder(list[_Entry])
 _WHOLE = msgspec.json.Decoder(list[_Entry] | _Document)
 
 
-def _memory(gpu: _Gpu) -> Value:
-    return gpu.memory_mb if gpu.memory_used_mb is None else gpu.memory_used_mb
-
-
-def _temperature(gpu: _Gpu) -> Value:
-    """Return the temperature of the sensor `GPU`, else the highest one."""
-    known = gpu.temperatures or {}
-    if (value := known.get("GPU")) is not None:
-        return value
-    return max((value for value in known.values() if isinstance(value, float)), default=None)
-
-
-def _clock(gpu: _Gpu) -> Value:
-    known = gpu.clocks or {}
-    return next((known[name] for name in ("gpu", "sm", "graphics") if known.get(name) is not None), None)
+def _first(known: Mapping[str, Value] | None, *names: str) -> Value:
+    return next((value for name in names if known and (value := known.get(name)) is not None), None)
 
 
 # What stands for a quantity where its own key is missing.
 OTHERS: Mapping[str, Callable[[_Gpu], Value]] = {
-    "memory_used": _memory,
+    "memory_used": lambda gpu: gpu.memory_mb if gpu.memory_used_mb is None else gpu.memory_used_mb,
     "memory_total": attrgetter("memory_total_mb"),
-    "temperature": _temperature,
-    "sm_clock": _clock,
+    "temperature": lambda gpu: _first(gpu.temperatures, "GPU", "junction", "edge"),
+    "sm_clock": lambda gpu: _first(gpu.clocks, "gpu", "sm", "graphics"),
 }
 
 
@@ -99,14 +90,11 @@ class _Content:
     gpus: list[int] = field(default_factory=list)  # number in `identities`
     identities: dict[Identity, int] = field(default_factory=dict)
     columns: dict[str, list[Array]] = field(default_factory=dict)  # quantity -> values, NaN: unknown
-    strange: Counter[str] = field(default_factory=Counter)  # quantity -> values that are no numbers
-    is_single: bool = True  # each entry is of one GPU
 
     def add(self, entries: Sequence[_Entry]) -> None:
         """Add entries after those before."""
         lists = [(one,) if one.multi_gpu_data is None else one.multi_gpu_data for one in entries]
         gpus: list[_Gpu] = list(chain.from_iterable(lists))
-        self.is_single = self.is_single and all(one.multi_gpu_data is None for one in entries)
         self.counts += map(len, lists)
         stamps = (one.timestamp for one in entries)
         self.times += [stamp.timestamp() if isinstance(stamp, datetime) else stamp for stamp in stamps]
@@ -119,122 +107,103 @@ class _Content:
             if quantity in OTHERS and None in values:
                 other = OTHERS[quantity]
                 values = [other(gpu) if value is None else value for gpu, value in zip(gpus, values, strict=True)]
-            numbers, strange = floats(values)
-            self.columns.setdefault(quantity, []).append(numbers)
-            self.strange[quantity] += strange
+            self.columns.setdefault(quantity, []).append(floats(values))
 
 
 def read_array(path: Path) -> Samples:
     """Return the samples of a JSON recording. Raises RecordError, OSError."""
-    content, notes = _content(path)
+    content, notes = _Content(), list[str]()
+    for entries in _entries(path, notes):
+        content.add(entries)
     if not content.identities:
         raise RecordError(f"{path} contains no sample")
     columns = {quantity: np.concatenate(parts) for quantity, parts in content.columns.items()}
     failed = columns["memory_total"] == 0
     if count := int(np.count_nonzero(failed)):
-        entries = f"{count:,} {'entry' if count == 1 else 'entries'}"
-        notes.append(f"{entries} of failed queries (memory_total is 0): unknown")
-    notes += [
-        f"{plural(n, 'value')} of {name} that are no numbers: unknown" for name, n in content.strange.items() if n
-    ]
+        entry = "entry" if count == 1 else "entries"
+        notes.append(f"{count:,} {entry} of failed queries (memory_total is 0): unknown")
     # The UUID identifies a GPU: a driver may give it another index. They are in the order of their first indices.
-    keys = {uuid or index: (index, name or f"GPU {index}", uuid or "") for uuid, index, name in content.identities}
-    order = sorted(keys, key=lambda key: next(index for uuid, index, _ in content.identities if (uuid or index) == key))
-    places = np.array([order.index(uuid or index) for uuid, index, _ in content.identities])[content.gpus]
+    identities = list(content.identities)
+    keys = [uuid or index for uuid, index, _ in identities]
+    newest = dict(zip(keys, identities, strict=True))
+    order = sorted(newest, key=lambda key: identities[keys.index(key)][1])
+    places = np.array([order.index(key) for key in keys])[content.gpus]
     rows = np.repeat(np.arange(len(content.times)), content.counts)
     raw = {}
     for quantity, column in columns.items():
         values = np.full((len(order), len(content.times)), np.nan)
         values[places, rows] = np.where(failed, np.nan, column)  # values of a failed query are 0
         raw[quantity] = list(values)
-    devices = [facts_of(*keys[key], raw["memory_total"][at]) for at, key in enumerate(order)]
+    devices = []
+    for key, total in zip(order, raw["memory_total"], strict=True):
+        (uuid, index, name), memory = newest[key], known_total(total)
+        devices.append(DeviceFacts(gpu_index=index, gpu_name=name or f"GPU {index}", uuid=uuid, memory_total=memory))
     problems = []
-    names = [(index, str(name)) for uuid, index, name in content.identities if not uuid]
+    names = [(index, str(name)) for uuid, index, name in identities if not uuid]
     if changed := [index for index, count in Counter(index for index, _ in names).items() if count > 1]:
         listed = first_names(name for index, name in names if index == changed[0])
         problems.append(f"GPU {changed[0]} is {listed}: the order of the GPUs changed")
     if np.bincount(rows * len(order) + places).max() > 1:
         problems.append("an entry has the same GPU several times: only the last one is counted")
-    selected = content.is_single and len(order) > 1
+    selected = len(order) > 1 and max(content.counts) == 1
     if selected:
         counts = zip(devices, np.bincount(places), strict=True)
-        listed = first_names(f"GPU {one.index} is in {count:,}" for one, count in counts)
+        listed = first_names(f"GPU {one.gpu_index} is in {count:,}" for one, count in counts)
         problems.append(f"{listed} of {len(content.times):,} entries: this file has the selected GPU only")
-    return samples_of(
-        path,
-        devices,
-        raw,
-        content.times,
-        notes=[f"{path.name}: {note}" for note in (*notes, *problems)],
-        doubt=SELECTED if selected else IMPOSSIBLE if problems else "",
-        shows_losses=not selected and not failed.any(),
-    )
+    doubt = SELECTED if selected else IMPOSSIBLE if problems or failed.any() else ""
+    notes = [f"{path.name}: {note}" for note in (*notes, *problems)]
+    return samples_of(path, devices, raw, content.times, doubt=doubt, notes=notes)
 
 
-def _content(path: Path) -> tuple[_Content, list[str]]:
-    """Return the content of a file, and a note if it ends before its array does. Raises RecordError, OSError."""
+def _entries(path: Path, notes: list[str]) -> Iterator[Sequence[_Entry]]:
+    """Yield the entries of a file in pieces, and add a note if it ends before its array does.
+
+    Raises RecordError, OSError.
+    """
     data = path.read_bytes().removeprefix(codecs.BOM_UTF8).strip(b"\0 \t\r\n")
     if data[:1] not in (b"[", b"{"):
-        raise unknown_kind(path, "it begins with neither a JSON array nor a table with a timestamp")
-    begin = BEGIN.search(data)
-    mark = begin[1] if begin else b"["
-    content = _Content()
+        why = "it begins with neither a JSON array nor a table with a timestamp"
+        raise RecordError(f"{path} is not a GPU recording", why=why, hint=HINT)
+    opening = BEGIN.search(data)
+    mark, begin, count = opening[1] if opening else b"[", 1, 0
     try:
-        for piece in _pieces(data, mark):
-            content.add(_PIECE.decode(piece))
-        return content, []
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # not a plain array of entries, as most are
-        content = _Content()
-    try:
-        entries, is_cut = _decoded(data, mark)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error).replace("`", "")
-        raise RecordError(f"{path} is damaged", why=why, hint="restore it from a copy") from None
-    content.add(entries)
-    return content, [f"truncated: {plural(len(entries), 'complete sample')}"] if is_cut else []
+        while len(data) > begin + CHUNK and (end := data.rfind(mark, begin + 1, begin + CHUNK)) > 0:
+            piece = _PIECE.decode(b"[" + data[begin:end].rstrip(BETWEEN) + b"]")
+            yield piece
+            begin, count = end, count + len(piece)
+        yield _PIECE.decode(b"[" + data[begin:])
+    except DAMAGE:  # of another style than most, or truncated
+        yield _repaired(path, data, mark, notes)[count:]
 
 
-def _pieces(data: bytes, mark: bytes) -> Iterator[bytes]:
-    """Yield an array in pieces, each an array itself. mark: begin of an entry."""
-    begin = 1
-    while (end := data.rfind(mark, begin + 1, begin + CHUNK)) > 0 and len(data) > begin + CHUNK:
-        yield b"[" + data[begin:end].rstrip(b", \t\r\n") + b"]"
-        begin = end
-    yield b"[" + data[begin:]
+def _repaired(path: Path, data: bytes, mark: bytes, notes: list[str]) -> list[_Entry]:
+    """Return the entries of a file without an incomplete last one; NaN and infinity are unknown.
 
-
-def _decoded(data: bytes, mark: bytes) -> tuple[list[_Entry], bool]:
-    """Return the entries of a file, and whether it is truncated: without the last, incomplete one.
-
-    NaN and infinity are unknown. mark: begin of an entry.
+    mark: begin of an entry.
     """
     closing, is_cut = b"]}" if data.startswith(b"{") else b"]", False
     while True:
         try:
             found = _WHOLE.decode(data)
-            return found.samples if isinstance(found, _Document) else found, is_cut
-        except msgspec.DecodeError as error:
-            if "truncated" in str(error) and (end := data.rfind(mark)) > 0:
-                data, is_cut = data[:end].rstrip(b", \t\r\n") + closing, True
+            break
+        except DAMAGE as error:
+            why = str(error).replace("`", "")
+            if "truncated" in why and (end := data.rfind(mark)) > 0:
+                data, is_cut = data[:end].rstrip(BETWEEN) + closing, True
             elif NOT_JSON.search(data):
                 data = NOT_JSON.sub(b"null", data)
             else:
-                raise
+                raise RecordError(f"{path} is damaged", why=why, hint="restore it from a copy") from None
+    entries = found.samples if isinstance(found, _Document) else found
+    notes += [f"truncated: {plural(len(entries), 'complete sample')}"] if is_cut else []
+    return entries
 
 
-def unknown_kind(path: Path, why: str) -> RecordError:
-    """Return the error of a file that is not a recording."""
-    hint = "pass a gpu_stats*.json or gpu_metrics*.csv file"
-    return RecordError(f"{path} is not a GPU recording", why=why, hint=hint)
-
-
-def floats(values: Sequence[Value]) -> tuple[Array, int]:
-    """Return values as numbers, NaN for None; and how many are no numbers, not even as text with a unit."""
+def floats(values: Sequence[Value]) -> Array:
+    """Return values as numbers: NaN for None, infinity for what is no number, not even as text with a unit."""
     try:
-        return np.array(values, dtype=float), 0
+        return np.array(values, dtype=float)
     except ValueError:
         texts = [None if value is None else NUMBER.fullmatch(str(value)) for value in values]
-    numbers = [float(match[1]) if match else math.nan for match in texts]
-    return np.array(numbers), sum(
-        match is None and value is not None for match, value in zip(texts, values, strict=True)
-    )
+    pairs = zip(texts, values, strict=True)
+    return np.array([float(text[1]) if text else math.nan if value is None else math.inf for text, value in pairs])

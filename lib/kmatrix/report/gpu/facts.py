@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, NO_POWER, NO_RESPONSE
 from kmatrix.gpu.xid import xids_text
 from kmatrix.records.events import EventLine
-from kmatrix.report.gpu.results import Device
+from kmatrix.report.gpu.results import Device, DeviceFacts
 from kmatrix.text import duration, time_of_day
 
 NOTHING_RECORDED, XID = "nothing recorded", "xid"  # events of the recorder
@@ -21,10 +20,8 @@ def reasons_of(events: Sequence[EventLine]) -> list[str]:
     return [event.text or "" for event in events if event.event == NOTHING_RECORDED][-1:]
 
 
-def facts_of_entry(entry: DeviceEntry | None) -> dict[str, Any]:
+def facts_of(entry: DeviceEntry) -> dict[str, Any]:
     """Return the fields of a device that only the recorder knows."""
-    if entry is None:
-        return {}
     return {
         "throttled_s": {why: seconds for why, seconds in entry.throttled_s.items() if seconds},
         "foreign": tuple(map(_process, entry.foreign)),
@@ -42,30 +39,21 @@ def is_computed(text: str) -> bool:
     return any(part in text for part in (NO_RESPONSE, NO_POWER, EXCLUDED_ATTEMPT))
 
 
-def xids_of(events: Iterable[EventLine], index: int, uuid: str) -> dict[int, int]:
-    """Return the XID errors of a GPU: code -> number."""
-    return _counted(event for event in events if _is_of(event, index, uuid))
-
-
-def former_xids(events: Sequence[EventLine], devices: Sequence[Device]) -> list[str]:
-    """Return a note about the XID errors of each GPU that is not among the devices."""
-    rest: dict[int | None, list[EventLine]] = {}
-    for event in events:
-        if event.event == XID and not any(_is_of(event, one.gpu_index, one.uuid or "") for one in devices):
-            rest.setdefault(event.gpu_index, []).append(event)
-    return [f"GPU {index} of an earlier attempt: {xids_text(_counted(mine))}" for index, mine in rest.items()]
-
-
-def _is_of(event: EventLine, index: int, uuid: str) -> bool:
-    # The text has the UUID: an index alone may be of another machine.
-    return event.event == XID and event.gpu_index == index and uuid in (event.text or "")
-
-
-def _counted(events: Iterable[EventLine]) -> dict[int, int]:
-    found = Counter[int]()
-    for event in events:
-        found[event.xid or 0] += event.xid_count
-    return dict(found)
+def xids_of(events: Sequence[EventLine], devices: Sequence[DeviceFacts]) -> tuple[list[dict[int, int]], list[str]]:
+    """Return code -> number of the XID errors of each device, and a note for each GPU that is not among them."""
+    found: list[dict[int, int]] = [{} for _ in devices]
+    others: dict[int | None, dict[int, int]] = {}
+    for event in (one for one in events if one.event == XID):
+        # The text has the UUID: an index alone may be of another machine.
+        places = (
+            at
+            for at, one in enumerate(devices)
+            if one.gpu_index == event.gpu_index and (one.uuid or "") in (event.text or "")
+        )
+        place = next(places, None)
+        counts = others.setdefault(event.gpu_index, {}) if place is None else found[place]
+        counts[event.xid or 0] = counts.get(event.xid or 0, 0) + event.xid_count
+    return found, [f"GPU {index} of an earlier attempt: {xids_text(counts)}" for index, counts in others.items()]
 
 
 def problems_of(device: Device) -> Iterator[str]:

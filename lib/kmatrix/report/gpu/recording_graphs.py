@@ -18,9 +18,8 @@ from kmatrix.records.files import write_text
 from kmatrix.records.paths import RunDir
 from kmatrix.report import figure
 from kmatrix.report.gpu.graphs import METRICS, draw_lanes, draw_legend
-from kmatrix.report.gpu.load import load
-from kmatrix.report.gpu.recordings import Node
-from kmatrix.report.gpu.samples import CPU, Samples, label_of
+from kmatrix.report.gpu.recordings import Node, load
+from kmatrix.report.gpu.samples import Samples
 from kmatrix.report.gpu.timeline import Timeline, range_of, timeline_of
 from kmatrix.text import WIDTH, columns, fixed, plural, shortened_names, table
 
@@ -68,7 +67,7 @@ def summary(recordings: Sequence[Recorded]) -> str:
         lines += [f"! {note}" for note in one.notes]
     for quantity, (word, unit, size) in METRICS.items():
         for name, one, _ in recordings:
-            labels = [f"{label_of(each, '', is_cpu=one.device_type == CPU)}, {each.name}" for each in one.devices]
+            labels = [f"{each.name_on('')}, {each.gpu_name}" for each in one.devices]
             of_each = zip(labels, one[quantity].T, strict=True) if len(recordings) == 1 else [(name, one[quantity])]
             for label, values in of_each:
                 if len(known := values[~np.isnan(values)] / size):

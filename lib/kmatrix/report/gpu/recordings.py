@@ -1,20 +1,38 @@
-"""Find the recordings of a run: one for each start of the recorder on each node, or one of another program."""
+"""Find and read the recordings of a run: nothing above this module knows a format.
+
+Each start of the recorder on each node has one: gpu_samples.bin. Other programs write JSON arrays
+(`kmatrix.report.gpu.arrays`), and tables with a column per GPU and quantity.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import codecs
+import csv
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from kmatrix.errors import RecordError
+from kmatrix.gpu.formats.binary import MAGIC, damage_note, read_samples
+from kmatrix.gpu.formats.samples import CSV_FIELDS, CSV_SIMULATED, SIMULATED, csv_header, time_of
 from kmatrix.records.attempts import host_of
+from kmatrix.records.decode import convert
 from kmatrix.records.paths import RunDir
-from kmatrix.report.gpu.load import load
-from kmatrix.report.gpu.samples import CPU, Samples, joined, unit_of
-from kmatrix.text import plural
+from kmatrix.report.gpu.arrays import HINT, floats, read_array
+from kmatrix.report.gpu.results import DeviceFacts
+from kmatrix.report.gpu.samples import MEASURED, Samples, joined, known_total, samples_of
+from kmatrix.text import first_names, plural
 
 # File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, table.
 PATTERNS = ("gpu_stats*_multi_gpu.json", "gpu_stats*.json", "gpu_metrics*.csv")
+PROBE = 64  # bytes
+CSV_COLUMN = re.compile(r"gpu(\d+)_(\w+)")
+CSV_NAMES = {
+    **{"power_w": "power", "temp_c": "temperature", "util_pct": "utilization", "sm_clock_mhz": "sm_clock"},
+    **{"mem_used_mb": "memory_used", "mem_total_mb": "memory_total"},
+}
 EARLIER = "in time, energy and mean power of the run; memory and balance are of the last attempt"
 
 
@@ -34,38 +52,32 @@ def recordings_of(run_dir: RunDir) -> list[Node]:
     """Return the nodes of a run with their recordings."""
     later = run_dir.later_nodes()
     hosts = {node: host_of(run_dir.path, node) for node in (0, *later)} if later else {0: ""}
-    return [_node(run_dir, node, host, later.get(node, run_dir)) for node, host in hosts.items()]
+    return [_read(run_dir, Node(number=node, folder=later.get(node, run_dir), host=hosts[node])) for node in hosts]
 
 
-def _node(run_dir: RunDir, number: int, host: str, folder: RunDir) -> Node:
-    """Return the recordings of a node, which are combined if they are of the same kind as the last one."""
-    found: dict[Path, Samples] = {}
+def _read(run_dir: RunDir, node: Node) -> Node:
+    """Return a node with its recordings, which are combined if they are of the same kind as the last one."""
+    found: list[tuple[Path, Samples]] = []
     notes: list[str] = []
-    for path in _paths(folder):
+    for path in _paths(node.folder):
         if path.suffix != ".bin" and found:
             break  # a text recording is the second choice, and the first of several has all
         try:
-            found[path] = load(path)
+            found.append((path, load(path)))
         except RecordError as error:
-            notes.append(f"{error.what}{error.why and f': {error.why}'}".replace(f"{folder.path}/", ""))
-    node = Node(number=number, folder=folder, host=host, notes=tuple(notes))
+            notes.append(f"{error.what}{error.why and f': {error.why}'}".replace(f"{node.folder.path}/", ""))
     if not found:
-        return node
-    path, last = list(found.items())[-1]
+        return replace(node, notes=tuple(notes))
+    path, last = found.pop()
     mine: list[Samples] = []
-    for each, one in found.items():
-        names = Counter(device.name for device in one.devices)
-        devices = ", ".join(
-            f"{plural(count, unit_of(one.device_type == CPU))} ({name})" for name, count in names.items()
-        )
-        earlier = f"an earlier attempt was recorded on {devices}, {one.time[-1]:.0f} s in {each.name}"
-        if (one.device_type, one.simulated) != (last.device_type, last.simulated):
-            notes.append(f"{earlier}: not included in these numbers")
-            continue
-        mine.append(one)
-        if {device.identity for device in one.devices} != {device.identity for device in last.devices}:
-            notes.append(f"{earlier}: {EARLIER}")
-    samples = joined(mine)
+    for each, one in found:
+        first = one.devices[0]
+        devices = f"{plural(len(one.devices), first.unit)} ({first.gpu_name})"
+        is_same = (one.simulated, first.unit) == (last.simulated, last.devices[0].unit)
+        mine += [one] if is_same else []
+        counts = EARLIER if is_same else "not included in these numbers"
+        notes.append(f"an earlier attempt was recorded on {devices}, {one.time[-1]:.0f} s in {each.name}: {counts}")
+    samples = joined([*mine, last])
     evidence = f"{run_dir.name}/{path.relative_to(run_dir.path)}"
     return replace(node, evidence=evidence, samples=samples, notes=(*notes, *samples.notes))
 
@@ -79,3 +91,59 @@ def text_recordings(folder: Path) -> list[Path]:
 def _paths(folder: RunDir) -> list[Path]:
     last = [folder.gpu_samples] if folder.gpu_samples.exists() else []
     return [*folder.earlier_gpu_samples(), *last, *text_recordings(folder.path)]
+
+
+def load(path: Path) -> Samples:
+    """Return the samples of a recording; an incomplete last one is left out.
+
+    Raises RecordError if it is missing, damaged, of another kind, or has no sample.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(PROBE).removeprefix(codecs.BOM_UTF8)
+        if begin.startswith(MAGIC) or path.suffix == ".bin":
+            return _binary(path)
+        return _table(path) if begin.startswith(b"timestamp") else read_array(path)
+    except FileNotFoundError:
+        raise RecordError(f"{path} is missing", hint=HINT) from None
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read", why=error.strerror or str(error)) from None
+
+
+def _binary(path: Path) -> Samples:
+    recording = read_samples(path)
+    devices = convert(recording.header["gpus"], list[DeviceFacts], f"the header of {path}")
+    raw = {name: [columns[name] for columns in recording.columns] for name in MEASURED}
+    notes = damage_note(path, recording.damaged)
+    return samples_of(path, devices, raw, recording.times, recording.monotonic, notes=notes)
+
+
+def _table(path: Path) -> Samples:
+    """Return the samples of a table with a column per GPU and quantity."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        header, *lines = csv.reader(line.replace("\0", "") for line in file)
+    matches = [CSV_COLUMN.fullmatch(name.strip()) for name in header]
+    named = {at: (int(m[1]), CSV_NAMES[m[2]]) for at, m in enumerate(matches) if m and m[2] in CSV_NAMES}
+    if not named:
+        listed, expected = first_names(header, 12), ", ".join(csv_header([0], CSV_FIELDS))
+        why = f"its columns are {listed}; expected {expected}, gpu1_power_w ..."
+        raise RecordError(f"{path} is not a GPU recording", why=why, hint=HINT)
+    complete = [row for row in lines if len(row) == len(header)]
+    rows = [(time, row) for row in complete if (time := _time(row[0])) is not None]
+    notes = [f"{path.name}: {plural(lost, 'incomplete line')} left out"] if (lost := len(lines) - len(rows)) else []
+    indices = sorted({index for index, _ in named.values()})
+    raw = {name: [np.full(len(rows), np.nan) for _ in indices] for name in (*MEASURED, "memory_total")}
+    for at, (index, quantity) in named.items():
+        raw[quantity][indices.index(index)] = floats([row[at].strip() or None for _, row in rows])
+    mark = f" {SIMULATED}" if CSV_SIMULATED in header else ""
+    totals = zip(indices, map(known_total, raw["memory_total"]), strict=True)
+    devices = [DeviceFacts(gpu_index=at, gpu_name=f"GPU {at}{mark}", memory_total=total) for at, total in totals]
+    return samples_of(path, devices, raw, [time for time, _ in rows], notes=notes)
+
+
+def _time(text: str) -> float | None:
+    """Return Unix s from ISO 8601 or from a number, None if it is neither."""
+    try:
+        return float(text)
+    except ValueError:
+        return time_of(text)

@@ -10,6 +10,8 @@ from kmatrix.gpu.balance import Balance
 from kmatrix.records.decode import Record, field
 from kmatrix.status.stragglers import Ranks
 
+RANK_NAME = "CPU rank "  # prefix of the device name that the recorder gives a rank
+
 
 class Statistics(Record, frozen=True, kw_only=True):
     """One quantity of one device over a period, in its own unit."""
@@ -21,33 +23,43 @@ class Statistics(Record, frozen=True, kw_only=True):
     count: Annotated[int, Meta(description="samples with a value")]
 
 
-class Device(Record, frozen=True, kw_only=True):
-    """One GPU of the last attempt of a run, or one rank on the CPU.
+class DeviceFacts(Record, frozen=True, kw_only=True):
+    """One GPU of a recording, or one rank on the CPU."""
+
+    gpu_index: Annotated[int, Meta(description="index of the driver; on the CPU, the rank")]
+    gpu_name: Annotated[str, Meta(description="product name")]
+    uuid: Annotated[str | None, Meta(description="UUID of the GPU")] = None
+    rank: Annotated[int | None, Meta(description="rank of the run that uses the device")] = None
+    memory_total: Annotated[float | None, Meta(description="memory of the GPU, MiB; of a rank, of its host")] = None
+
+    @property
+    def unit(self) -> str:
+        """The word for the device: GPU or rank."""
+        return "rank" if self.gpu_name.startswith(RANK_NAME) else "GPU"
+
+    def name_on(self, host: str) -> str:
+        """Return its name for a reader: "GPU 2", or "rank 0" on the CPU; with its host "GPU 2 on n1"."""
+        return f"{self.unit} {self.gpu_index}{f' on {host}' if host else ''}"
+
+
+class Device(DeviceFacts, frozen=True, kw_only=True):
+    """One device of the last attempt of a run.
 
     Its quantities are memory_used (MiB; of a rank, its RSS), utilization (time with a kernel, %; of a rank, % of a
     core), power (W), temperature (degrees Celsius) and sm_clock (MHz); one that was never known is missing.
     """
 
     label: Annotated[str, Meta(description="GPU 2, rank 0; over several nodes with the host: GPU 2 on n1")]
-    gpu_index: Annotated[int, Meta(description="index of the driver; on the CPU, the rank")]
-    gpu_name: Annotated[str, Meta(description="product name")]
-    uuid: Annotated[str | None, Meta(description="UUID of the GPU")]
-    rank: Annotated[int | None, Meta(description="rank of the run that uses the device")]
     host: Annotated[str | None, Meta(description="its machine, of a run over several nodes")]
-    memory_total: Annotated[float | None, Meta(description="memory of the GPU, MiB; of a rank, of its host")]
     whole: Annotated[dict[str, Statistics], Meta(description="quantity -> over the whole recording")]
     training: Annotated[dict[str, Statistics] | None, Meta(description="over the training alone; null: unknown")]
     joules: Annotated[float | None, Meta(description="energy, J; null if a part of it is unknown")]
-    lost_at: Annotated[float | None, Meta(description="since when it does not respond, Unix s")] = None
-    lost_s: Annotated[float, Meta(description="time without a response, s; its power is unknown")] = 0.0
-    throttled_s: Annotated[dict[str, float], Meta(description="time with reduced clocks by reason, s")] = field(
-        default_factory=dict
-    )
-    foreign: Annotated[tuple[str, ...], Meta(description="processes that do not belong to the run")] = ()
-    ecc_uncorrected: Annotated[int, Meta(description="uncorrected memory errors")] = 0
-    xids: Annotated[dict[int, int], Meta(description="code of an XID error -> number of errors")] = field(
-        default_factory=dict
-    )
+    lost_at: Annotated[float | None, Meta(description="since when it does not respond, Unix s")]
+    lost_s: Annotated[float, Meta(description="time without a response, s; its power is unknown")]
+    throttled_s: Annotated[dict[str, float], Meta(description="time with reduced clocks by reason, s")]
+    foreign: Annotated[tuple[str, ...], Meta(description="processes that do not belong to the run")]
+    ecc_uncorrected: Annotated[int, Meta(description="uncorrected memory errors")]
+    xids: Annotated[dict[int, int], Meta(description="code of an XID error -> number of errors")]
 
     @property
     def main(self) -> dict[str, Statistics]:
@@ -69,9 +81,7 @@ class Period(Record, frozen=True, kw_only=True):
     utilization: Annotated[float | None, Meta(description="mean over the devices that have one, %")] = None
     joules: Annotated[float | None, Meta(description="energy of all devices in the sampled time, J")] = None
     joules_per_token: Annotated[float | None, Meta(description="J/token; null: less than 90 % was sampled")] = None
-    balance: Annotated[dict[str, Balance], Meta(description="of memory_used, utilization and power")] = field(
-        default_factory=dict
-    )
+    balance: Annotated[dict[str, Balance], Meta(description="of each quantity")] = field(default_factory=dict)
     no_balance: Annotated[str, Meta(description="why that of the memory is missing")] = ""
 
 
@@ -79,7 +89,7 @@ class Gpu(Record, frozen=True, kw_only=True):
     """The devices of a run."""
 
     evidence: Annotated[str | None, Meta(description="file of the recording; null: nothing was recorded")] = None
-    device_type: Annotated[str | None, Meta(description="nvidia or cpu; null: unknown")] = None
+    unit: Annotated[str, Meta(description="word for a device: GPU or rank")] = "GPU"
     simulated: Annotated[bool, Meta(description="the GPUs were simulated: nothing was measured")] = False
     samples: Annotated[int, Meta(description="samples of all recordings")] = 0
     energy_source: Annotated[str | None, Meta(description="counter, or power (integrated)")] = None
@@ -93,9 +103,7 @@ class Gpu(Record, frozen=True, kw_only=True):
     memory_total: Annotated[float | None, Meta(description="memory of all GPUs, or of all hosts, MiB")] = None
     energy_cost: Annotated[float | None, Meta(description="of the energy at ENERGY_PRICE, $")] = None
     co2_g: Annotated[float | None, Meta(description="emissions of the energy at CO2_FACTOR, g")] = None
-    phases: Annotated[dict[str, float], Meta(description="phase without training -> its time, s")] = field(
-        default_factory=dict
-    )
+    phases: Annotated[dict[str, float], Meta(description="phase without training -> s")] = field(default_factory=dict)
     has_earlier: Annotated[bool, Meta(description="time and energy include attempts on other devices")] = False
     ranks: Annotated[Ranks | None, Meta(description="compute time of each rank; null: unknown")] = None
     problems: Annotated[tuple[str, ...], Meta(description="what impaired a device, one sentence each")] = ()
@@ -105,11 +113,6 @@ class Gpu(Record, frozen=True, kw_only=True):
     def main(self) -> Period:
         """The training, the whole recording if that is unknown."""
         return self.training or self.whole
-
-    @property
-    def unit(self) -> str:
-        """The word for a device."""
-        return "rank" if self.device_type == "cpu" else "GPU"
 
 
 class RecordedRun(Record, frozen=True, kw_only=True):

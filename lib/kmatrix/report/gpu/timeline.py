@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kmatrix.report.gpu.recordings import Node
-from kmatrix.report.gpu.samples import CPU, QUANTITIES, Array, Samples, label_of
+from kmatrix.report.gpu.samples import QUANTITIES, Array, Samples
 from kmatrix.report.gpu.spans import Span, spans_of
 
 COLUMNS = 360  # about one per 3 pixels of a picture
@@ -62,7 +62,7 @@ def timeline_of(nodes: Sequence[Node], *, running: bool = False) -> Timeline | N
     spans: list[Span] = []
     for node, one in known:
         begin, last = float(one.wall[0]) - zero, len(one.parts[-1].places)
-        labels = [label_of(each, node.host, is_cpu=one.device_type == CPU) for each in one.devices]
+        labels = [each.name_on(node.host) for each in one.devices]
         labels[last:] = [f"{label}, earlier attempt" for label in labels[last:]]
         for quantity, mine in lanes.items():
             columns = zip(labels, _thinned(one, quantity, edges - begin), strict=True)
@@ -70,7 +70,7 @@ def timeline_of(nodes: Sequence[Node], *, running: bool = False) -> Timeline | N
         for span in spans_of(one, node.folder, running=running) if node.number == 0 else ():
             ends = np.clip([span.begin, span.end], 0.0, one.time[-1]) + begin
             spans += [Span(span.phase, *ends.tolist())] if ends[0] < ends[1] else []
-    totals = [each.memory_total or 0.0 for _, one in known if one.device_type != CPU for each in one.devices]
+    totals = [each.memory_total or 0.0 for _, one in known for each in one.devices if each.unit == "GPU"]
     return Timeline(seconds=length, lanes=lanes, capacity=max(totals, default=0.0) or None, spans=spans)
 
 
