@@ -15,8 +15,7 @@ from kmatrix.gpu.formats.binary import COLUMNS, SampleFile
 from kmatrix.records import attempts
 from kmatrix.records.files import append_jsonl, write_json
 from kmatrix.records.paths import RunDir
-from kmatrix.report.gpu.facts import NOTHING_RECORDED
-from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
+from kmatrix.report.gpu.measure import NOTHING_RECORDED, TrainingTotals, gpu_of
 from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.gpu.results import Gpu
 

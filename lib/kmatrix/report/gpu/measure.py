@@ -8,33 +8,35 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import asdict
 
 from kmatrix.gpu.balance import Balance, balance_of
-from kmatrix.gpu.formats.summary import DeviceEntry, SummaryFile
-from kmatrix.gpu.recorder.summary import NO_POWER, NO_RESPONSE
+from kmatrix.gpu.formats.summary import DeviceEntry, ProcessEntry, SummaryFile
+from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, NO_POWER, NO_RESPONSE
+from kmatrix.gpu.xid import xids_text
 from kmatrix.records.decode import decode_lines, decode_optional, replaced
 from kmatrix.records.events import EventLine, PhaseLine
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, read_run_file_or_empty
-from kmatrix.report.gpu import facts
 from kmatrix.report.gpu.energy import joules_within, steps_of, within
 from kmatrix.report.gpu.recordings import Node, recordings_of
-from kmatrix.report.gpu.results import Device, Gpu, Period, Statistics
+from kmatrix.report.gpu.results import Device, DeviceFacts, Gpu, Period, Statistics
 from kmatrix.report.gpu.samples import MEASURED, QUANTITIES, Array, Mask, Samples
 from kmatrix.report.gpu.spans import ENDING, SET_UP, Span, spans_of, training_of
 from kmatrix.stats import complete_sum
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, Ranks, read_ranks
-from kmatrix.text import duration, plural
+from kmatrix.text import duration, plural, time_of_day
 
 WHOLE, TRAINING = "recording", "training"  # periods
 MIN_COVERAGE = 0.9  # share of a period that must be sampled for its energy per token to be known
 SILENT_S = 1.0  # without any value for this long, a GPU did not respond
 JOULES_PER_KWH = 3.6e6
+COMPUTED = (NO_RESPONSE, NO_POWER, EXCLUDED_ATTEMPT)  # in warnings of the recorder which the report replaces
+NOTHING_RECORDED, XID = "nothing recorded", "xid"  # events of the recorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +70,14 @@ def gpu_of(run_dir: RunDir, totals: TrainingTotals, nodes: Sequence[Node] | None
     nodes = recordings_of(run_dir) if nodes is None else nodes
     ranks = read_ranks(run_dir)
     known = [_measured(node, one, running=totals.running) for node in nodes if (one := node.samples)]
-    notes = _said((node, node.notes) for node in nodes)
+    notes = [note for node in nodes for note in node.notes]
     if known:
         return _combined(nodes, known, notes, totals, ranks)
-    notes += facts.reasons_of(decode_lines(run_dir.gpu_events, EventLine))
+    reasons = [one.text or "" for one in decode_lines(run_dir.gpu_events, EventLine) if one.event == NOTHING_RECORDED]
+    notes += reasons[-1:]
     if ranks is None and not notes:
         return None
     return Gpu(unit="rank" if totals.device == "cpu" else "GPU", ranks=ranks, notes=tuple(notes))
-
-
-def _said(notes: Iterable[tuple[Node, Sequence[str]]]) -> list[str]:
-    """Return the notes of nodes, with the host of each if there are several."""
-    return [f"{node.host}: {note}" if node.host else note for node, mine in notes for note in mine]
 
 
 # ---- one node ----------------------------------------------------------------------------------------------------
@@ -99,7 +97,7 @@ def _measured(node: Node, samples: Samples, *, running: bool) -> _Measured:
         seconds = float(within(samples.time, training)[~samples.gaps].sum())
         spent[TRAINING] = seconds, _known(joules_within(samples, steps, training))
     devices, notes = _devices(node, samples, steps, whole, trained)
-    notes += _gap_note(samples, spans)
+    notes = [node.prefix + note for note in (*notes, *_gap_note(samples, spans))]
     took_s = sum(end - begin for begin, end in training)
     return _Measured(node=node, samples=samples, devices=devices, spent=spent, took_s=took_s, notes=notes)
 
@@ -132,9 +130,9 @@ def _devices(
     summary = decode_optional(node.folder.gpu_summary, SummaryFile) or SummaryFile()
     entries = {(gpu.gpu_index, gpu.uuid): gpu for gpu in summary.gpus}
     known = samples.devices[: len(whole)]
-    xids, former = facts.xids_of(decode_lines(node.folder.gpu_events, EventLine), known)
+    xids, former = _xids_of(decode_lines(node.folder.gpu_events, EventLine), known)
     is_known = np.logical_or.reduce([~np.isnan(samples[quantity]) for quantity in MEASURED])
-    devices, notes = list[Device](), [text for text in summary.warnings if not facts.is_computed(text)]
+    devices, notes = list[Device](), [text for text in summary.warnings if not any(part in text for part in COMPUTED)]
     for at, one in enumerate(known):
         label, may_be_lost = one.name_on(node.host), not samples.doubt and one.unit == "GPU"
         joules = _known(steps[:, at].sum()) if samples.usual_s else None
@@ -159,7 +157,9 @@ def _devices(
             lost_at=lost_at,
             lost_s=lost_s,
             xids=xids[at],
-            **facts.facts_of(entry),
+            throttled_s={why: seconds for why, seconds in entry.throttled_s.items() if seconds},
+            foreign=tuple(map(_process, entry.foreign)),
+            ecc_uncorrected=entry.ecc_uncorrected or 0,
         )
         devices.append(device)
     return devices, [*notes, *former]
@@ -168,8 +168,8 @@ def _devices(
 def _lost(samples: Samples, is_known: Mask) -> tuple[float | None, float]:
     """Return since when (Unix s) a device does not respond (None: it does), and for how long (s) it did not."""
     rows = samples.parts[-1].rows
-    known, widths = is_known[rows], np.diff(samples.time[rows])
-    seconds = float(widths[~known[1:] & (widths <= samples.gap_s)].sum())
+    known, widths, gaps = is_known[rows], np.diff(samples.time[rows]), samples.gaps[rows.start :]
+    seconds = float(widths[~known[1:] & ~gaps].sum())
     if seconds < SILENT_S:
         return None, 0.0
     first = 1 + max(np.flatnonzero(known), default=-1)
@@ -179,10 +179,8 @@ def _lost(samples: Samples, is_known: Mask) -> tuple[float | None, float]:
 def _gap_note(samples: Samples, spans: Sequence[Span]) -> list[str]:
     """Return a note about the gaps of a recording, other than those between two attempts."""
     widths, end = np.diff(samples.time), float(samples.time[-1])
-    idle = [(max(0.0, one.begin), min(end, one.end)) for one in spans if one.phase in (SET_UP, ENDING)]
-    is_gap = samples.gaps & (within(samples.time, idle) <= widths / 2)
-    is_gap[samples.joints] = False
-    gaps = widths[is_gap]
+    used = training_of([one for one in spans if one.phase in (SET_UP, ENDING)], end) or [(0.0, end)]
+    gaps = widths[samples.gaps & (within(samples.time, used) > widths / 2)]
     return [f"nothing was recorded for {duration(gaps.sum())} in {plural(len(gaps), 'gap')}"] if len(gaps) else []
 
 
@@ -199,9 +197,9 @@ def _combined(
     first, samples = known[0], known[0].samples
     silent = [node.host for node in nodes if node.samples is None]
     notes += [f"nothing recorded on {', '.join(silent)}"] if silent else []
-    notes += _said((one.node, one.notes) for one in known)
+    notes += [note for one in known for note in one.notes]
     unit, doubt = samples.devices[0].unit, next((one.samples.doubt for one in known if one.samples.doubt), "")
-    has_earlier = any(one.samples.joints for one in known)
+    has_earlier = any(len(one.samples.parts) > 1 for one in known)
     has_training = all(TRAINING in one.spent for one in known)
     devices = [device for one in known for device in one.devices]
     if not has_training:
@@ -266,7 +264,7 @@ def _combined(
         phases={phase: seconds for phase, seconds in phases.items() if seconds},
         has_earlier=has_earlier,
         ranks=ranks,
-        problems=tuple(problem for device in devices for problem in facts.problems_of(device)),
+        problems=tuple(problem for device in devices for problem in _problems_of(device)),
         notes=tuple(notes),
     )
 
@@ -297,3 +295,39 @@ def _per_kwh(run: RunFile, symbol: str, joules: float | None) -> float | None:
     except ValueError:
         return None
     return None if joules is None else joules / JOULES_PER_KWH * factor
+
+
+# ---- what samples do not show -----------------------------------------------------------------------------------
+
+
+def _process(process: ProcessEntry) -> str:
+    size = "" if process.memory_mib is None else f", {process.memory_mib:.0f} MiB"
+    return f"{process.name or 'a process'} (pid {process.pid}{size})"
+
+
+def _xids_of(events: Sequence[EventLine], devices: Sequence[DeviceFacts]) -> tuple[list[dict[int, int]], list[str]]:
+    """Return code -> number of the XID errors of each device, and a note for each GPU that is not among them."""
+    found: list[dict[int, int]] = [{} for _ in devices]
+    others: dict[int | None, dict[int, int]] = {}
+    for event in (one for one in events if one.event == XID):
+        index, text = event.gpu_index, event.text or ""
+        # The text has the UUID: an index alone may be of another machine.
+        places = [at for at, one in enumerate(devices) if one.gpu_index == index and (one.uuid or "") in text]
+        counts = found[places[0]] if places else others.setdefault(index, {})
+        counts[event.xid or 0] = counts.get(event.xid or 0, 0) + event.xid_count
+    return found, [f"GPU {index} of an earlier attempt: {xids_text(counts)}" for index, counts in others.items()]
+
+
+def _problems_of(device: Device) -> Iterator[str]:
+    """Yield what impaired a device: loss, XID errors, throttling, memory errors, other processes."""
+    if device.lost_at is not None:
+        yield f"{device.label} was lost at {time_of_day(device.lost_at, utc=True)}: its numbers end there"
+    if device.xids:
+        yield f"{device.label}: {xids_text(device.xids)}"
+    if device.throttled_s:
+        reasons = ", ".join(f"{why} {duration(seconds)}" for why, seconds in device.throttled_s.items())
+        yield f"{device.label} was throttled: {reasons}"
+    if device.ecc_uncorrected:
+        yield f"{device.label} had {device.ecc_uncorrected} uncorrected memory errors: do not trust its results"
+    if device.foreign:
+        yield f"{device.label} was shared with {', '.join(device.foreign)}"

@@ -47,6 +47,11 @@ class Node:
     samples: Samples | None = field(default=None, repr=False)  # of all files; None: nothing was recorded
     notes: tuple[str, ...] = ()  # what could not be read, cannot be true, or is of other devices, one sentence each
 
+    @property
+    def prefix(self) -> str:
+        """The begin of a note."""
+        return f"{self.host}: " if self.host else ""
+
 
 def recordings_of(run_dir: RunDir) -> list[Node]:
     """Return the nodes of a run with their recordings."""
@@ -67,7 +72,7 @@ def _read(run_dir: RunDir, node: Node) -> Node:
         except RecordError as error:
             notes.append(f"{error.what}{error.why and f': {error.why}'}".replace(f"{node.folder.path}/", ""))
     if not found:
-        return replace(node, notes=tuple(notes))
+        return replace(node, notes=tuple(node.prefix + note for note in notes))
     path, last = found.pop()
     mine: list[Samples] = []
     for each, one in found:
@@ -79,7 +84,8 @@ def _read(run_dir: RunDir, node: Node) -> Node:
         notes.append(f"an earlier attempt was recorded on {devices}, {one.time[-1]:.0f} s in {each.name}: {counts}")
     samples = joined([*mine, last])
     evidence = f"{run_dir.name}/{path.relative_to(run_dir.path)}"
-    return replace(node, evidence=evidence, samples=samples, notes=(*notes, *samples.notes))
+    notes = [node.prefix + note for note in (*notes, *samples.notes)]
+    return replace(node, evidence=evidence, samples=samples, notes=tuple(notes))
 
 
 def text_recordings(folder: Path) -> list[Path]:

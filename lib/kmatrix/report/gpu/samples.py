@@ -97,16 +97,11 @@ class Samples:
         """
         return min(max(SHORTEST_GAP_S, 2 * self.usual_s), LONGEST_GAP_S)
 
-    @property
-    def joints(self) -> list[int]:
-        """The last sample of each recording but the last one."""
-        return [part.rows.start - 1 for part in self.parts[1:]]
-
     @cached_property
     def gaps(self) -> Mask:
         """Whether nothing was recorded between two samples (samples - 1,)."""
         found = np.diff(self.time) > self.gap_s
-        found[self.joints] = True
+        found[[part.rows.start - 1 for part in self.parts[1:]]] = True
         return found
 
     @property
