@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine, sensors of a GPU, the cost of a process, tables, and goals."""
+"""What the benchmarks share: options, the machine, sensors of a GPU, the cost of a process, rounds, tables, goals."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != ROOT 
 sys.path[:0] = [str(ROOT / "lib"), str(ROOT), str(ROOT / "tests" / "support")]
 SAMPLE_S = 0.02  # between two readings of the sensors
 POWER_CAP = 4  # NVML's bit of the clock's reasons: the power limit
+POWER = {"W": ".0f", "MHz": ".0f", "capped": ".0%"}  # what the sensors measure: mean power, mean clock, at the limit
+Figures = dict[str, Any]  # column of a table -> number; None: unknown
+
+
+def options(description: str | None, words: str = "", **defaults: Any) -> argparse.Namespace:
+    """Return the arguments of a program, which its description explains.
+
+    words: the name of its positional arguments.  defaults: option -> default, whose type it has; an option whose
+    default is False is a flag, [] can be given several times, Path is a path or None.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if words:
+        parser.add_argument(words, nargs="*")
+    for name, default in defaults.items():
+        kind: dict[str, Any] = {"type": type(default), "default": default, "help": "default: %(default)s"}
+        if default is Path:
+            kind = {"type": Path}
+        elif default is False or default == []:
+            kind = {"action": "append" if default == [] else "store_true", "default": default}
+        parser.add_argument(f"--{name.replace('_', '-')}", **kind)
+    return parser.parse_args()
 
 
 def environment(checkout: Path = ROOT, **more: str) -> dict[str, str]:
@@ -89,13 +110,10 @@ class Sensors(threading.Thread):
             capped = bool(n.nvmlDeviceGetCurrentClocksThrottleReasons(self._gpu) & POWER_CAP)
             self._samples.append((time.time(), watts, clock, capped))
 
-    def since(self, begin: float) -> dict[str, float]:
-        """Return mean power, mean SM clock and the share of samples at the power limit since a Unix time."""
-        kept = [sample for sample in self._samples if sample[0] >= begin]
-        if not kept:
-            return {}
-        watts, clock, capped = (statistics.fmean(column) for column in list(zip(*kept, strict=True))[1:])
-        return {"watts": watts, "mhz": clock, "capped": capped}
+    def since(self, begin: float) -> Figures:
+        """Return the columns of POWER since a Unix time; nothing without samples."""
+        kept = [sample[1:] for sample in self._samples if sample[0] >= begin]
+        return dict(zip(POWER, map(statistics.fmean, zip(*kept, strict=True)), strict=True)) if kept else {}
 
     def __enter__(self) -> Self:
         self.start()
@@ -110,12 +128,31 @@ def machine(sensors: Sensors | None = None) -> str:
     """Return the machine in a line: Python, processor, load, and the GPU."""
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-    load = f"load {os.getloadavg()[0]:.1f}"
-    return ", ".join(
-        filter(
-            None, [f"Python {platform.python_version()}", f"{os.cpu_count()} x {name}", load, sensors and sensors.gpu]
-        )
-    )
+    parts = [f"Python {platform.python_version()}", f"{os.cpu_count()} x {name}", f"load {os.getloadavg()[0]:.1f}"]
+    return ", ".join([*parts, sensors.gpu] if sensors and sensors.gpu else parts)
+
+
+def in_turn(
+    ways: Mapping[str, Callable[[int], Figures]], rounds: int, sensors: Sensors | None = None
+) -> dict[str, Figures]:
+    """Measure each way in each round, and return the medians of what is known. A way takes the number of the round.
+
+    Rounds alternate in their order, so that a drift of the machine's speed affects all. sensors: the columns of POWER
+    are of the second half of each measurement: the first one may compile.
+    """
+    found: dict[str, list[Figures]] = {name: [] for name in ways}
+    for turn in range(rounds):
+        for name in list(ways)[:: -1 if turn % 2 else 1]:
+            begin = time.time()
+            figures = ways[name](turn)
+            found[name].append({**figures, **(sensors.since((begin + time.time()) / 2) if sensors else {})})
+            print(f"round {turn + 1}  {name}: {time.time() - begin:.1f} s", flush=True)
+    return {name: _medians(several) for name, several in found.items()}
+
+
+def _medians(several: Sequence[Figures]) -> Figures:
+    known = {name: [one[name] for one in several if one.get(name) is not None] for name in several[0]}
+    return {name: statistics.median(values) if values else None for name, values in known.items()}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -128,13 +165,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
 
 
-def about_power(power: Mapping[str, float]) -> str:
-    """Return what `Sensors.since` found as text: W, MHz, and the share at the power limit."""
-    return "{watts:.0f} W, {mhz:.0f} MHz, {capped:.0%}".format(**power) if power else "-"
+def figures_table(first: str, forms: Mapping[str, str], rows: Mapping[str, Figures]) -> str:
+    """Return a table of figures by name. forms: column -> how its numbers are written."""
+    cells = [[name, *(number(row.get(column), form) for column, form in forms.items())] for name, row in rows.items()]
+    return table([first, *forms], cells)
 
 
-def number(value: float | None, form: str, unit: str = "") -> str:
-    """Return a number as text, "-" for None."""
+def number(value: Any, form: str, unit: str = "") -> str:
+    """Return a value as text, "-" for None."""
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
@@ -148,18 +186,13 @@ class Found:
     goal: float | None = None
 
 
-def compare_with_goals(description: str | None, measure: Callable[..., Iterator[Found]], **checkouts: str) -> int:
+def compare_with_goals(description: str | None, measure: Callable[..., Iterator[Found]], *checkouts: str) -> int:
     """Be a program that prints medians of rounds next to their goals; return 1 if one is missed at full size.
 
-    measure: yields the figures, at sizes that take seconds if it is called with True. Its further arguments are paths
-    of checkouts, None if they are not given.  checkouts: the help of each of their options.
+    measure: yields the figures, at sizes that take seconds if it is called with True. checkouts: names of its further
+    arguments, paths of checkouts; None if they are not given.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smallest", action="store_true", help="sizes that take seconds, to see that it works")
-    parser.add_argument("--rounds", type=int, default=3)
-    for name, text in checkouts.items():
-        parser.add_argument(f"--{name}", type=Path, help=text)
-    args = parser.parse_args()
+    args = options(description, smallest=False, rounds=3, **dict.fromkeys(checkouts, Path))
     given = {name: getattr(args, name) for name in checkouts}
     print(machine(), flush=True)
     rows, missed = [], False

@@ -2,22 +2,21 @@
 
     python bench/kernels.py [copy] [products] [attention] [loss] [--model 124m] [--batch 32]
 
-On a GPU by CUDA events, the median of groups of calls after a second of work, with mean power and clock. Without one,
-or with --device cpu, tiny shapes: they show that the program works, and nothing about speed.
+The median of groups of calls after a second of work, with mean power and clock of the GPU. --batch: sequences of 1024
+tokens. Without a GPU, or with --device cpu, tiny shapes: they show that the program works, and nothing about speed.
 Dimensions in comments: R rows (tokens), O outputs and I inputs of a layer.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from common import Sensors, about_power, machine, number, table
+from common import POWER, Figures, Sensors, figures_table, machine, options
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -26,7 +25,7 @@ from gpt2.model.gpt2 import GPT
 from gpt2.model.precision import autocast, configure_precision
 from kmatrix.shapes import GPT2_VOCAB, NAMED, ModelShape, padded, peak_tflops
 
-PARTS = ("copy", "products", "attention", "loss")
+FORMS = {"ms": ".3f", "TFLOP/s": ",.4g", "GB/s": ",.4g", "peak": ".1%", **POWER}
 GROUPS = 5  # of calls: their median counts
 WARM_S, LEAST_S = 1.0, 0.3  # s of work before a measurement, for the clock, and of a measurement
 TINY_S = 0.002
@@ -39,15 +38,7 @@ KERNELS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One measurement. rate: in `unit` per second.  share: of the dense peak of the data sheet."""
-
-    name: str
-    seconds: float
-    rate: float
-    unit: str
-    share: float | None = None
+Measured = tuple[str, Figures]  # what was measured, and the columns of FORMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,46 +66,32 @@ class Place:
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Return the seconds of a call: the median over groups of calls."""
-        warm, least = (WARM_S, LEAST_S) if self.device == "cuda" else (TINY_S, TINY_S)
-        begin, calls = time.perf_counter(), 0
-        while calls < 3 or time.perf_counter() - begin < warm:
-            call()
-            calls += 1
-            if self.device == "cuda":
-                torch.cuda.synchronize()
-        once = (time.perf_counter() - begin) / calls
-        count = max(1, min(1000, round(least / GROUPS / once)))
-        return statistics.median(self._timed(call, count) for _ in range(GROUPS))
 
-    def measured(self, name: str, seconds: float, flops: float, ratio: float = 1.0) -> Measured:
-        """Return a measurement in TFLOP/s. ratio: of the peak to that of bfloat16."""
-        share = flops / seconds / self.peak / ratio if self.peak else None
-        return Measured(name=name, seconds=seconds, rate=flops / seconds / 1e12, unit="TFLOP", share=share)
-
-    def _timed(self, call: Callable[[], object], count: int) -> float:
-        if self.device == "cpu":
+        def timed(count: int) -> float:
             begin = time.perf_counter()
             for _ in range(count):
                 call()
+            if self.device == "cuda":
+                torch.cuda.synchronize()
             return (time.perf_counter() - begin) / count
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(count):
-            call()
-        last.record()
-        last.synchronize()
-        return first.elapsed_time(last) / 1e3 / count
+
+        warm, least = (WARM_S, LEAST_S) if self.device == "cuda" else (TINY_S, TINY_S)
+        timed(1)  # compiles
+        begin, once = time.perf_counter(), timed(3)
+        while time.perf_counter() - begin < warm:
+            once = timed(3)
+        count = max(1, min(1000, round(least / GROUPS / once)))
+        return statistics.median(timed(count) for _ in range(GROUPS))
+
+    def measured(self, name: str, seconds: float, flops: float, ratio: float = 1.0) -> Measured:
+        """Return a measurement with its share of the dense peak of the data sheet. ratio: of it to that of bfloat16."""
+        share = flops / seconds / self.peak / ratio if self.peak else None
+        return name, {"ms": 1e3 * seconds, "TFLOP/s": flops / seconds / 1e12, "peak": share}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--model", default="124m", choices=[*NAMED])
-    parser.add_argument("--batch", type=int, default=32, help="sequences of 1024 tokens")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    args = parser.parse_args(argv)
-    if unknown := [part for part in args.parts if part not in PARTS]:
-        parser.error(f"unknown part {unknown[0]}: expected {', '.join(PARTS)}")
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    args = options(__doc__, "parts", model="124m", batch=32, device=device)
     layers, heads, width = NAMED[args.model]
     shape = ModelShape(n_layer=layers, n_head=heads, n_embd=width, block_size=1024, vocab_size=GPT2_VOCAB)
     place = Place(device=args.device, shape=shape, batch=args.batch)
@@ -123,17 +100,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         place = Place(device="cpu", shape=shape, batch=2)
         torch.set_num_threads(1)
     measures = {"copy": copy, "products": products, "attention": attention, "loss": loss}
-    rows = []
+    rows: dict[str, Figures] = {}
     with Sensors() as sensors:
         print(machine(sensors), f"torch {torch.__version__}, micro-batch {place.batch} of {args.model}", sep=", ")
-        for part in args.parts or PARTS:
+        for part in args.parts or measures:
             begin = time.time()
-            for found in measures[part](place):
-                rate, power = f"{found.rate:,.4g} {found.unit}/s", about_power(sensors.since(begin))
-                share = number(found.share and 100 * found.share, ".1f", " %")
-                rows.append([found.name, f"{1e3 * found.seconds:.3f}", rate, share, power])
+            for name, figures in measures[part](place):
+                rows[name] = {**figures, **sensors.since(begin)}
                 begin = time.time()
-    print(table(["part", "ms", "rate", "peak", "W, MHz, capped"], rows))
+    print(figures_table("part", FORMS, rows))
 
 
 def copy(place: Place) -> Iterator[Measured]:
@@ -142,7 +117,7 @@ def copy(place: Place) -> Iterator[Measured]:
     source = torch.empty(size // 4, device=place.device, dtype=torch.float32).normal_()
     target = torch.empty_like(source)
     seconds = place.seconds(lambda: target.copy_(source))
-    yield Measured(name="copy", seconds=seconds, rate=2 * size / seconds / 1e9, unit="GB")
+    yield "copy", {"ms": 1e3 * seconds, "GB/s": 2 * size / seconds / 1e9}
 
 
 def layers_of(shape: ModelShape) -> dict[str, tuple[int, int]]:

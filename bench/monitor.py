@@ -8,27 +8,25 @@ its values change as those of a training run. Rows:
 empty loop  a Python loop that wakes up at the same rate and does nothing: the lower bound in Python
 recorder    kmatrix.gpu.recorder.  over: its CPU above that of the empty loop; bytes: of gpu_samples.bin
 gputop csv  gputop --csv FILE --hz; bytes: of the file
+
+CPU is percent of one core with the children of the program, MiB its memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
-from common import ROOT, environment, machine, number, table
+from common import ROOT, Figures, environment, figures_table, in_turn, machine, options
 
 import kmatrix.simulate.library as simulate
 from kmatrix.gpu.formats.binary import read_samples
-from kmatrix.records.paths import RunDir
 
 START_S = 6.0  # Python's imports and the calibration
 EMPTY = """
@@ -38,103 +36,60 @@ while True:
     time.sleep(max(0.0, begin + tick * period - time.monotonic()))
     tick = max(tick, int((time.monotonic() - begin) / period)) + 1
 """
+TOOLS = {  # arguments of Python, and the file that it writes
+    "empty loop": (["-c", EMPTY, "HZ"], ""),
+    "recorder": (["-m", "kmatrix.gpu.recorder", "FOLDER", "--hz", "HZ"], "gpu_samples.bin"),
+    "gputop csv": ([f"{ROOT}/scripts/gputop.py", "--csv", "FOLDER/gputop.csv", "--hz", "HZ"], "gputop.csv"),
+}
+FORMS = {"CPU %": ".2f", "over": ".2f", "MiB": ".1f", "reached Hz": ".2f", "bytes/s": ",.0f"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """What a program used in a measurement. None: it does not have that."""
-
-    cpu: float  # percent of one core, with its children
-    memory: float  # MiB
-    hz: float | None = None  # samples per second
-    bytes: float | None = None  # per second
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--hz", default="20,100")
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args(argv)
+def main() -> None:
+    args = options(__doc__, gpus=8, hz="20,100", seconds=20.0, rounds=3)
     print(machine(), f"{args.gpus} simulated GPUs", sep=", ", flush=True)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        scenario = simulate.SCENARIOS / "calm.scn"
-        known = simulate.environment(simulate.build(folder), scenario, args.gpus, time.time())
-        variables = environment(**known)
-        tools = {
-            name: tool
-            for hz in map(float, args.hz.split(","))
-            for name, tool in at_rate(hz, folder, args.seconds, variables)
+        scenario, library = simulate.SCENARIOS / "calm.scn", simulate.build(Path(place))
+        variables = environment(**simulate.environment(library, scenario, args.gpus, time.time()))
+        ways = {
+            f"{name}, {hz} Hz": partial(watch, *tool, hz, variables, args.seconds)
+            for hz in args.hz.split(",")
+            for name, tool in TOOLS.items()
         }
-        rounds = [{name: tool(turn) for name, tool in tools.items()} for turn in range(args.rounds)]  # in turn
-    rows, empty = [], 0.0
-    for name in tools:
-        columns = zip(*(astuple(found[name]) for found in rounds), strict=True)
-        cpu, memory, hz, written = (None if None in column else statistics.median(column) for column in columns)
-        empty = cpu if name.startswith("empty") else empty
-        over = cpu - empty if name.startswith("recorder") else None
-        rows.append(
-            [name, f"{cpu:.2f}", number(over, ".2f"), f"{memory:.1f}", number(hz, ".2f"), number(written, ",.0f")]
-        )
-    print(table(["tool", "CPU %", "over", "MiB", "reached Hz", "bytes/s"], rows))
-    return 0
+        found = in_turn(ways, args.rounds)
+    for hz in args.hz.split(","):
+        recorder = found[f"recorder, {hz} Hz"]
+        found[f"recorder, {hz} Hz"] = {**recorder, "over": recorder["CPU %"] - found[f"empty loop, {hz} Hz"]["CPU %"]}
+    print(figures_table("tool", FORMS, found))
 
 
-Tool = Callable[[int], Used]
-
-
-def at_rate(hz: float, folder: Path, seconds: float, variables: Mapping[str, str]) -> Iterator[tuple[str, Tool]]:
-    """Yield the tools that sample at a rate."""
-
-    def empty(_: int) -> Used:
-        return watch([sys.executable, "-c", EMPTY, f"{hz:g}"], seconds, variables)
-
-    def recorder(turn: int) -> Used:
-        path = RunDir(folder / f"recorder{hz:g}-{turn}").gpu_samples
-        command = [sys.executable, "-m", "kmatrix.gpu.recorder", str(path.parent), "--hz", f"{hz:g}"]
-        return watch(command, seconds, variables, path, lambda: len(read_samples(path)))
-
-    def csv(turn: int) -> Used:
-        path = folder / f"gputop{hz:g}-{turn}.csv"
-        command = [sys.executable, str(ROOT / "scripts" / "gputop.py"), "--csv", str(path), "--hz", f"{hz:g}"]
-        return watch(command, seconds, variables, path, lambda: path.read_bytes().count(b"\n"))
-
-    yield from (
-        (f"{name}, {hz:g} Hz", tool)
-        for name, tool in (("empty loop", empty), ("recorder", recorder), ("gputop csv", csv))
-    )
-
-
-def watch(
-    command: Sequence[str],
-    seconds: float,
-    variables: Mapping[str, str],
-    path: Path | None = None,
-    samples: Callable[[], int] = lambda: 0,
-) -> Used:
-    """Run a command, measure it from outside after its start, and end it. path: the file that it writes."""
+def watch(words: list[str], file: str, hz: str, variables: dict[str, str], seconds: float, _: int) -> Figures:
+    """Run a tool, measure it from outside after its start, and end it."""
 
     def state() -> tuple[int, int]:
-        return (samples(), path.stat().st_size) if path else (0, 0)
+        if not file:
+            return 0, 0
+        samples = len(read_samples(path)) if path.suffix == ".bin" else path.read_bytes().count(b"\n")
+        return samples, path.stat().st_size
 
-    process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        time.sleep(START_S)
-        while path and not path.exists() and process.poll() is None:  # on a busy machine the start takes longer
-            time.sleep(0.1)
-        first, begin, before = state(), time.monotonic(), _cpu(process.pid)
-        time.sleep(seconds)
-        used, lasted, last = _cpu(process.pid) - before, time.monotonic() - begin, state()
-        memory = psutil.Process(process.pid).memory_info().rss / 2**20
-    except (psutil.NoSuchProcess, OSError):
-        sys.exit(f"{command[1:3]} ended early: {process.communicate()[1].decode()}")
-    finally:
-        process.send_signal(signal.SIGTERM)
-    process.communicate()
-    hz, written = ((b - a) / lasted if path else None for a, b in zip(first, last, strict=True))
-    return Used(cpu=100 * used / lasted, memory=memory, hz=hz, bytes=written)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / file
+        command = [sys.executable, *(word.replace("FOLDER", folder).replace("HZ", hz) for word in words)]
+        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            time.sleep(START_S)
+            while not path.exists() and process.poll() is None:  # on a busy machine the start takes longer
+                time.sleep(0.1)
+            first, begin, before = state(), time.monotonic(), _cpu(process.pid)
+            time.sleep(seconds)
+            used, lasted, last = _cpu(process.pid) - before, time.monotonic() - begin, state()
+            memory = psutil.Process(process.pid).memory_info().rss / 2**20
+        except (psutil.NoSuchProcess, OSError):
+            sys.exit(f"{command[1:3]} ended early: {process.communicate()[1].decode()}")
+        finally:
+            process.send_signal(signal.SIGTERM)
+        process.communicate()
+    reached, written = ((b - a) / lasted if file else None for a, b in zip(first, last, strict=True))
+    return {"CPU %": 100 * used / lasted, "MiB": memory, "reached Hz": reached, "bytes/s": written}
 
 
 def _cpu(pid: int) -> float:
@@ -145,4 +100,4 @@ def _cpu(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

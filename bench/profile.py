@@ -1,9 +1,10 @@
 """Profile some steps of a run, and divide their time among kinds of kernels and the gaps between them.
 
-    python bench/profile.py MODEL=124m BATCH_SIZE=32 DEVICE=cuda COMPILE=y [--steps 3] [--trace FILE]
+    python bench/profile.py MODEL=124m BATCH_SIZE=32 DEVICE=cuda COMPILE=y [--first 20] [--steps 3] [--trace FILE]
 
-NAME=VALUE: settings of the run, which is made and trained as in step.py. The profiler slows down the host, so the gaps
-are an upper bound. On the CPU, the own time of operators takes the place of kernels. --trace: keeps the trace, for
+NAME=VALUE: settings of the run, which is made and trained as in step.py. --first: the first step that is profiled;
+compilation, allocation and the warm-up of clocks should be over. The profiler slows down the host, so the gaps are an
+upper bound. On the CPU, the own time of operators takes the place of kernels. --trace: keeps the trace, for
 ui.perfetto.dev.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import ROOT, machine, table
+from common import ROOT, machine, options, table
 from step import make, settings_of, start
 
 # The first pattern that a name contains decides. nvjet, cutlass, xmma: cuBLAS; sdpa: cuDNN; fmha, flash: torch.
@@ -33,7 +34,6 @@ KINDS = (
 WAITS = re.compile(r"cuda(?:Stream|Device|Event)Synchronize|hip(?:Stream|Device|Event)Synchronize")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LISTED = 12  # kernels, the longest first
-FIRST = 20  # step: compilation, allocation and the warm-up of clocks are over
 
 
 class Event(NamedTuple):
@@ -44,17 +44,10 @@ class Event(NamedTuple):
     duration: float
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", help="NAME=VALUE, as of make")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--first", type=int, default=FIRST, help="the first step that is profiled")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--trace", type=Path, help="where the trace is kept")
-    args = parser.parse_args(argv)
-    settings = dict(word.split("=", 1) for word in args.settings)
+def main() -> None:
+    args = options(__doc__, "settings", steps=3, first=20, threads=1, trace=Path)
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        run_dir = profiled(Path(name), settings, args)
+        run_dir = profiled(Path(name), args)
         text = (run_dir / "profile.json").read_text(encoding="utf-8")
     if args.trace:
         args.trace.write_text(text, encoding="utf-8")
@@ -67,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("\n" + table(["kernel", "calls per step", "ms per step"], longest(events, args.steps)[:LISTED]))
 
 
-def profiled(folder: Path, settings: dict[str, str], args: argparse.Namespace) -> Path:
+def profiled(folder: Path, args: argparse.Namespace) -> Path:
     """Train a run with a profile, and return its directory."""
-    symbols = settings_of(settings, folder, args.threads)
+    symbols = settings_of(args.settings, folder, args.threads)
     last = args.first + args.steps
     symbols |= {"MAX_ITERS": str(last + 2), "PROFILE": f"{args.first}:{last}"}
     run_dir = make(ROOT, symbols)

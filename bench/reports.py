@@ -109,5 +109,4 @@ def logged(count: int) -> Path:
 
 
 if __name__ == "__main__":
-    options = {"peer": "a checkout of mcgrof/AdamWPrune", "against": "another checkout of this project"}
-    sys.exit(compare_with_goals(__doc__, measure, **options))
+    sys.exit(compare_with_goals(__doc__, measure, "peer", "against"))

@@ -10,8 +10,9 @@ trained by torchrun; times are those that its metrics.jsonl has, without the fir
 same model on the same tokens with its own train.py, once with its default `bias=False` and once with biases. Rounds
 alternate, so that a drift of the machine's speed affects all; the table has medians over rounds.
 
-first: seconds from the start of the program to the end of the first step. MiB: peak of tensors on a GPU, else of the
-largest process. W, MHz, capped: mean power and clock of the GPU, and the share of samples at its power limit.
+ms/step: median after --warm-up. speed: relative to another row. MiB: peak of tensors on a GPU, else of the largest
+process. states: of the optimizer, on rank 0. first: from the start of the program to the end of the first step. loss:
+of the last step. W, MHz, capped: mean power and clock of the GPU, and the share of samples at its power limit.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, Cost, Sensors, about_power, environment, machine, number, run, table
+from common import POWER, ROOT, Cost, Figures, Sensors, environment, figures_table, in_turn, machine, options, run
 
 SMALL = {"MODEL": "custom", "N_LAYER": "4", "N_HEAD": "4", "N_EMBD": "128", "BLOCK_SIZE": "128", "BATCH_SIZE": "12"}
 LARGE = {"MODEL": "124m", "BLOCK_SIZE": "1024", "BATCH_SIZE": "32", "COMPILE": "y", "VOCAB_MULTIPLE": "64"}
@@ -67,130 +68,74 @@ VOCAB = {"gpt2": 50257, "byte": 257}
 TOKENS = 2_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """The measurements of one run."""
-
-    step_ms: float  # median after the warm-up
-    first_s: float | None  # to the end of the first step
-    mib: float | None  # peak memory
-    loss: float | None  # of the last step, nats/token
-    tokens: int  # per step
-    mfu: float | None
-    states_mib: float | None = None  # of the optimizer, on rank 0
-    power: Mapping[str, float] = field(default_factory=dict)  # of the GPU (Sensors.since)
+FORMS = {
+    **{"ms/step": ".2f", "tokens/s": ",.0f", "speed": "", "MFU": ".1%", "MiB": ".0f", "states MiB": ".1f"},
+    **{"first s": ".1f", "loss": ".4f", **POWER},
+}
+Way = tuple[str, Callable[[int], Figures]]  # name of the row that it is compared with, and what trains it in a round
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A row of the table. base: name of the row that it is compared with."""
-
-    name: str
-    base: str
-    train: Callable[[Path, int], Trained]  # a folder for the run, and the number of steps
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", help="NAME=VALUE, as of make")
-    parser.add_argument("--option", action="append", default=[], help="settings of a further row")
-    parser.add_argument("--against", type=Path, action="append", default=[], help="another checkout of kmatrix")
-    parser.add_argument("--peer", type=Path, help="a checkout of karpathy/nanoGPT")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--warm-up", type=int, default=10, help="steps that are not timed")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads of a rank")
-    args = parser.parse_args(argv)
-    settings = dict(word.split("=", 1) for word in args.settings)
+def main() -> None:
+    args = options(
+        *(__doc__, "settings"),
+        **{"option": [], "against": [], "peer": Path, "rounds": 3, "steps": 60, "warm_up": 10},
+        threads=os.cpu_count() or 1,
+    )
     if args.steps <= args.warm_up + 1:
-        parser.error("--steps must be above --warm-up by at least 2")
+        sys.exit("--steps must be above --warm-up by at least 2")
     if args.peer and not (args.peer / "train.py").is_file():
-        parser.error(f"{args.peer} has no train.py: --peer takes a checkout of nanoGPT")
+        sys.exit(f"{args.peer} has no train.py: --peer takes a checkout of nanoGPT")
     with tempfile.TemporaryDirectory(prefix="bench-") as name, Sensors() as sensors:
         print(machine(sensors), flush=True)
-        rows = ways(args, settings, Path(name))
-        print(report(rows, measure(rows, args, Path(name), sensors)))
+        rows = ways(args, Path(name))
+        found = in_turn({name: train for name, (_, train) in rows.items()}, args.rounds, sensors)
+    for name, (base, _) in rows.items():
+        found[name]["speed"] = f"{found[base]['ms/step'] / found[name]['ms/step']:.3f} x {base}"
+    print("\n" + figures_table("run", FORMS, found))
 
 
-def ways(args: argparse.Namespace, settings: Mapping[str, str], folder: Path) -> list[Way]:
+def ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
     """Return the rows of the table in their order."""
-    usual = settings_of(settings, folder, args.threads)
+    usual = settings_of(args.settings, folder, args.threads)
     gpu = usual["DEVICE"] == "cuda"
-    found: list[Way] = []
+    found: dict[str, Way] = {}
 
     def add(name: str, base: str, checkout: Path, **more: str) -> None:
-        symbols = usual | more
-        found.append(Way(name=name, base=base, train=lambda place, steps: train(checkout, symbols, place, steps, args)))
+        found[name] = base, partial(train, checkout, usual | more, folder / str(len(found)), args)
 
     for bias in ("n", "y") if args.peer else (usual.get("BIAS", "y"),):
         suffix = f", BIAS={bias}" if args.peer else ""
         peer = f"nanoGPT {'bf16' if gpu else 'fp32'}{suffix}"
         if args.peer:
             copy = copy_of_peer(args.peer, folder / f"peer-{bias}", Path(usual["DATA_PATH"]))
-            shape = usual | {"BIAS": bias}
-            found.append(Way(name=peer, base=peer, train=lambda _, n, c=copy, s=shape: train_peer(c, s, n, args)))
+            found[peer] = peer, partial(train_peer, copy, usual | {"BIAS": bias}, args)
         for dtype in ("bf16",) if gpu else ("fp32", "bf16"):
-            former = [f"{checkout.resolve().name} {dtype}{suffix}" for checkout in args.against]
-            for name, checkout in zip(former, args.against, strict=True):
-                add(name, peer if args.peer else name, checkout.resolve(), DTYPE=dtype, BIAS=bias)
+            same = {"DTYPE": dtype, "BIAS": bias}
+            former = {f"{Path(one).resolve().name} {dtype}{suffix}": Path(one).resolve() for one in args.against}
+            for name, checkout in former.items():
+                add(name, peer if args.peer else name, checkout, **same)
             plain = f"kmatrix {dtype}{suffix}"
-            base = former[0] if former else peer if args.peer else plain
-            add(plain, base, ROOT, DTYPE=dtype, BIAS=bias)
+            add(plain, [*former, peer if args.peer else plain][0], ROOT, **same)
             for option in args.option:
-                more = dict(word.split("=", 1) for word in shlex.split(option))
-                add(f"{plain} {option}", plain, ROOT, **{"DTYPE": dtype, "BIAS": bias, **more})
+                add(f"{plain} {option}", plain, ROOT, **same | pairs(shlex.split(option)))
     return found
 
 
-def measure(rows: Sequence[Way], args: argparse.Namespace, folder: Path, sensors: Sensors) -> list[list[Trained]]:
-    """Return the measurements of each row in each round."""
-    found: list[list[Trained]] = [[] for _ in rows]
-    for turn in range(args.rounds):
-        for at in range(len(rows)) if turn % 2 == 0 else reversed(range(len(rows))):  # none is always first
-            begin = time.time()
-            trained = rows[at].train(folder / f"{turn}-{at}", args.steps)
-            power = sensors.since((begin + time.time()) / 2)  # the second half: the first one compiles
-            found[at].append(replace(trained, power=power))
-            print(f"round {turn + 1}  {rows[at].name:32}{trained.step_ms:10.2f} ms", flush=True)
-    return found
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """Return settings from NAME=VALUE."""
+    return dict(word.split("=", 1) for word in words)
 
 
-def report(rows: Sequence[Way], found: Sequence[Sequence[Trained]]) -> str:
-    """Return the table: medians over rounds."""
-
-    def middle(trained: Sequence[Trained], field: str) -> float | None:
-        known = [value for one in trained if (value := getattr(one, field)) is not None]
-        return statistics.median(known) if known else None
-
-    medians = {
-        way.name: statistics.median(one.step_ms for one in trained) for way, trained in zip(rows, found, strict=True)
-    }
-    lines = []
-    for way, trained in zip(rows, found, strict=True):
-        ms = medians[way.name]
-        share = middle(trained, "mfu")
-        texts = {"mib": ".0f", "states_mib": ".1f", "first_s": ".1f", "loss": ".4f"}
-        lines.append(
-            [
-                *(way.name, f"{ms:.2f}", f"{1e3 * trained[0].tokens / ms:,.0f}"),
-                *(f"{medians[way.base] / ms:.3f} x {way.base}", number(share and 100 * share, ".1f", " %")),
-                *(number(middle(trained, field), form) for field, form in texts.items()),
-                about_power(trained[-1].power),
-            ]
-        )
-    head = ["run", "ms/step", "tokens/s", "speed", "MFU", "MiB", "states MiB", "first s", "loss", "W, MHz, capped"]
-    return "\n" + table(head, lines)
-
-
-def settings_of(settings: Mapping[str, str], folder: Path, threads: int) -> dict[str, str]:
+def settings_of(words: Sequence[str], folder: Path, threads: int, **defaults: str) -> dict[str, str]:
     """Return all settings of a run: those that were asked for, defaults for the device, and tokens in a folder."""
+    settings = defaults | pairs(words)
     gpu = settings.get("DEVICE") == "cuda"
     usual = LARGE if gpu else SMALL
     usual = {"DEVICE": "cpu", **(usual if "MODEL" not in settings or gpu else {})}
     tokenizer = settings.get("TOKENIZER", "gpt2" if gpu else "byte")
     tokens = write_tokens(folder / "tokens", VOCAB[tokenizer])
     places = {"DATA_PATH": str(tokens), "DATA_DIR": str(folder / "data"), "RESULTS_DIR": str(folder / "results")}
-    return COMMON | {"CPU_THREADS": str(threads), "TOKENIZER": tokenizer} | places | usual | dict(settings)
+    return COMMON | {"CPU_THREADS": str(threads), "TOKENIZER": tokenizer} | places | usual | settings
 
 
 def write_tokens(folder: Path, vocab: int) -> Path:
@@ -232,9 +177,9 @@ def logged(run_dir: Path) -> list[dict[str, float]]:
     return [line for line in lines if "throughput/step_ms" in line]
 
 
-def train(checkout: Path, symbols: Mapping[str, str], folder: Path, steps: int, args: argparse.Namespace) -> Trained:
+def train(checkout: Path, symbols: Mapping[str, str], folder: Path, args: argparse.Namespace, _: int) -> Figures:
     """Train a run of a checkout."""
-    symbols = {**symbols, "MAX_ITERS": str(steps), "RESULTS_DIR": str(folder)}
+    symbols = {**symbols, "MAX_ITERS": str(args.steps), "RESULTS_DIR": str(folder)}
     ranks = int(symbols["NUM_GPUS"])
     run_dir = make(checkout, symbols)
     begin = time.time()
@@ -242,16 +187,17 @@ def train(checkout: Path, symbols: Mapping[str, str], folder: Path, steps: int, 
     lines, result = logged(run_dir), json.loads((run_dir / "result.json").read_text("utf-8"))
     shutil.rmtree(folder)
     settled = lines[args.warm_up :]
-    gpu = symbols["DEVICE"] == "cuda"
-    return Trained(
-        step_ms=statistics.median(line["throughput/step_ms"] for line in settled),
-        first_s=lines[0]["time"] - begin,
-        mib=result["peak_memory_mib"] if gpu else cost.memory,
-        loss=lines[-1]["train/loss"],
-        tokens=round(result["tokens"] / result["step"]),
-        mfu=statistics.median(line["throughput/mfu"] for line in settled) if settled[0].get("throughput/mfu") else None,
-        states_mib=result["optimizer_state_mib"],
-    )
+    ms = statistics.median(line["throughput/step_ms"] for line in settled)
+    shares = [share for line in settled if (share := line.get("throughput/mfu"))]
+    return {
+        "ms/step": ms,
+        "tokens/s": 1e3 * result["tokens"] / result["step"] / ms,
+        "MFU": statistics.median(shares) if shares else None,
+        "MiB": result["peak_memory_mib"] if symbols["DEVICE"] == "cuda" else cost.memory,
+        "states MiB": result["optimizer_state_mib"],
+        "first s": lines[0]["time"] - begin,
+        "loss": lines[-1]["train/loss"],
+    }
 
 
 def copy_of_peer(checkout: Path, folder: Path, tokens: Path) -> Path:
@@ -264,7 +210,7 @@ def copy_of_peer(checkout: Path, folder: Path, tokens: Path) -> Path:
     return folder
 
 
-def train_peer(folder: Path, symbols: Mapping[str, str], steps: int, args: argparse.Namespace) -> Trained:
+def train_peer(folder: Path, symbols: Mapping[str, str], args: argparse.Namespace, _: int) -> Figures:
     """Train with nanoGPT's own train.py. Its log of a step waits for the GPU, so there it logs each tenth one.
 
     A step takes the time between two lines of the log, divided by the steps between them.
@@ -277,16 +223,17 @@ def train_peer(folder: Path, symbols: Mapping[str, str], steps: int, args: argpa
     vocab = padded(VOCAB[symbols["TOKENIZER"]], int(symbols.get("VOCAB_MULTIPLE", 1)))
     (folder / "data" / "tokens" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab}))
     accumulation = int(symbols.get("GRADIENT_ACCUMULATION", 1))
-    options = {
+    values = {
         **dict(zip(("n_layer", "n_head", "n_embd"), sizes, strict=True)),
         **{"block_size": symbols["BLOCK_SIZE"], "batch_size": symbols["BATCH_SIZE"], "dropout": 0.0},
         **{"gradient_accumulation_steps": accumulation, "bias": symbols["BIAS"] == "y", "out_dir": "out"},
         **{"device": symbols["DEVICE"], "dtype": "bfloat16" if gpu else "float32", "dataset": "tokens"},
-        **{"compile": symbols.get("COMPILE") == "y", "max_iters": steps, "lr_decay_iters": steps, "min_lr": 1e-4},
-        **{"learning_rate": symbols["LEARNING_RATE"], "warmup_iters": 10, "grad_clip": 1.0, "log_interval": every},
+        **{"compile": symbols.get("COMPILE") == "y", "min_lr": 1e-4, "warmup_iters": 10},
+        **{"max_iters": args.steps, "lr_decay_iters": args.steps},
+        **{"learning_rate": symbols["LEARNING_RATE"], "grad_clip": 1.0, "log_interval": every},
         **{"eval_interval": 1_000_000, "eval_iters": 1},
     }
-    flags = [f"--{name}={value}" for name, value in options.items()]
+    flags = [f"--{name}={value}" for name, value in values.items()]
     variables = environment(OMP_NUM_THREADS=str(args.threads))
     variables |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive"}
     begin = time.time()
@@ -294,14 +241,14 @@ def train_peer(folder: Path, symbols: Mapping[str, str], steps: int, args: argpa
     lines = re.findall(r"^([\d.]+) iter \d+: loss ([\d.]+)", cost.output, re.MULTILINE)
     at = [float(second) for second, _ in lines]
     between = [later - earlier for earlier, later in itertools.pairwise(at)][args.warm_up // every :]
-    return Trained(
-        step_ms=1e3 * statistics.median(between) / every,
-        first_s=at[0] - begin,
-        mib=None if gpu else cost.memory,
-        loss=float(lines[-1][1]),
-        tokens=accumulation * int(symbols["BATCH_SIZE"]) * int(symbols["BLOCK_SIZE"]),
-        mfu=None,
-    )
+    ms = 1e3 * statistics.median(between) / every
+    return {
+        "ms/step": ms,
+        "tokens/s": 1e3 * accumulation * int(symbols["BATCH_SIZE"]) * int(symbols["BLOCK_SIZE"]) / ms,
+        "MiB": None if gpu else cost.memory,
+        "first s": at[0] - begin,
+        "loss": float(lines[-1][1]),
+    }
 
 
 if __name__ == "__main__":

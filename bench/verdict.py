@@ -1,30 +1,29 @@
 """Simulate whole matrices: false "better" of equal ones, the runs that adaptive seeds save, and differences.
 
-    python bench/verdict.py [--count 4000] [--sizes 2 4 8] [--seed 1]
+    python bench/verdict.py [--count 4000] [--sizes 2,4,8] [--seed 1]
 
 Losses are normal with a standard deviation of 1 (sigma) and without an effect of the seed. Adaptive seeds are 3 to 10,
 at 95 %, without a baseline or a margin: the family is all pairs. A configuration is decided if it is rightly called
 worse than another one. The fixed plan gives each configuration as many seeds as decide the same share, with Student's
 paired t test and Holm's correction. The last table is about two configurations: how much an early stop exaggerates a
 difference. Losses are drawn from --seed: the tables are the same on every machine. The verdicts are those of reports.
+--count: matrices per row. --sizes: configurations of a matrix.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
 from collections.abc import Sequence
 
-from common import table
+from common import options, table
 
 from kmatrix.verdict.family import FamilyVerdict, PairOutcome, Rules
 from kmatrix.verdict.pairs import verdict_on
 from kmatrix.verdict.replay import replay
 
 FIXED, RULES = Rules(), Rules(seeds=tuple(range(10)))
-SIZES = (2, 4, 8)  # configurations
 SPREADS = {2.0: 0.20, 4.0: 0.30}  # standard deviation of the true means, sigma -> goal: share of runs saved
 DIFFERENCES = (1.0, 2.0, 3.0)  # true ones of two configurations, sigma
 SLACK = 0.002  # of the share that is decided: fixed plans that miss it by less are of equal power
@@ -127,16 +126,12 @@ def early_stop(difference: float, count: int, seed: int) -> list[object]:
 
 def main() -> None:
     """Print the tables with their Monte Carlo errors (one standard error)."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--count", type=int, default=4000, help="matrices per row (default: 4000)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="configurations (default: 2 4 8)")
-    parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: 1)")
-    args = parser.parse_args()
-    n, seed = args.count, args.seed
+    args = options(__doc__, count=4000, sizes="2,4,8", seed=1)
+    n, seed, sizes = args.count, args.seed, [*map(int, args.sizes.split(","))]
     head = ["configurations, all equal", 'false "better", adaptive seeds', "the same, 6 fixed seeds", "goal", "runs"]
-    print(table(head, [equal_ones(size, n, seed) for size in args.sizes]), flush=True)
+    print(table(head, [equal_ones(size, n, seed) for size in sizes]), flush=True)
     head = ["configurations", "sd of the true means", "decided", "runs, median", "fixed plan of equal power", "saved"]
-    rows = [different_ones(size, spread, n, seed) for size in args.sizes for spread in SPREADS]
+    rows = [different_ones(size, spread, n, seed) for size in sizes for spread in SPREADS]
     print("\n" + table([*head, "goal"], rows), flush=True)
     head = ["true difference", "called better", "printed difference / true one", "intervals that hold it", "seeds"]
     print("\n" + table(head, [early_stop(difference, n, seed) for difference in DIFFERENCES]), flush=True)
