@@ -154,13 +154,7 @@ def ranking_of(
         costs=tuple(_costs(verdict.main, by_name, runs)),
         seeds_auto=None
         if replay is None
-        else AdaptiveSeeds(
-            rounds=replay.rounds,
-            wanted=len(replay.wanted),
-            unused=replay.unused,
-            seeds_min=verdict.rules.seeds_min,
-            seeds_max=len(verdict.rules.seeds),
-        ),
+        else AdaptiveSeeds(rounds=replay.rounds, wanted=len(replay.wanted), unused=replay.unused),
         reused=sum(bool(run.reused_from) for run in counted),
         notes=(*differences(counted), *([SAMPLED] if family.in_bits else [])),
         more_seeds=max(more_seeds, default=0),

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from kmatrix.errors import RecordError, add_damage, take_damage
 from kmatrix.packing import usable_cores
-from kmatrix.records.dataset import FLAT
 from kmatrix.records.decode import replaced
 from kmatrix.records.matrix import run_files
 from kmatrix.records.paths import RunDir
@@ -126,16 +125,10 @@ def read_run(source: Source) -> Run:
         device=device,
         devices=used.devices,
         hosts=used.hosts,
-        num_nodes=train.num_nodes or 1,
         seed=_integer(source.axes.get(SEED_AXIS)) if train.seed < 0 else train.seed,
         dataset=train.dataset,
-        data_layout=train.data_layout or FLAT,
         tokenizer=train.tokenizer,
         **planned,
-        planned_tokens=train.max_iters * train.tokens_per_step or None,
-        warmup_share=None
-        if train.warmup_steps is None or not train.max_iters
-        else train.warmup_steps / train.max_iters,
         perplexity=perplexity(numbers["final_val_loss"]),
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in ("", "none") else None,

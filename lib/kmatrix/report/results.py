@@ -47,18 +47,14 @@ class Run(RunNumbers, frozen=True, kw_only=True):
     device: Annotated[str, Meta(description="gpu or cpu; empty: unknown")] = ""
     devices: Annotated[tuple[str, ...], Meta(description="name of the device of each rank")] = ()
     hosts: Annotated[tuple[str, ...], Meta(description="host of each rank")] = ()
-    num_nodes: Annotated[int, Meta(description="as planned")] = 1
     seed: int | None = None
     dataset: str = ""
     data_sha256: Annotated[str | None, Meta(description="of the training data")] = None
-    data_layout: Annotated[str, Meta(description="of the sequences: flat or bestfit")] = ""
     tokenizer: str = ""
     max_iters: Annotated[int | None, Meta(description="planned optimizer steps")] = None
     global_batch: Annotated[int | None, Meta(description="sequences per step, all ranks")] = None
     block_size: Annotated[int | None, Meta(description="context length, tokens")] = None
     eval_samples: Annotated[int | None, Meta(description="validation sequences per evaluation")] = None
-    planned_tokens: Annotated[int | None, Meta(description="training tokens of the complete run")] = None
-    warmup_share: Annotated[float | None, Meta(description="warm-up steps / planned steps")] = None
     perplexity: Annotated[float | None, Meta(description="exp(final_val_loss)")] = None
     pruning: str = "none"
     target_sparsity: Annotated[float | None, Meta(description="0 to 1")] = None
@@ -115,8 +111,6 @@ class AdaptiveSeeds(Record, frozen=True, kw_only=True):
     rounds: Annotated[tuple[int, ...], Meta(description="seeds per configuration after which it was looked at")]
     wanted: Annotated[int, Meta(description="runs that it waits for; 0: it is final")]
     unused: Annotated[int, Meta(description="results that no round asked for")]
-    seeds_min: int
-    seeds_max: int
 
 
 class Ranking(Record, frozen=True, kw_only=True):
