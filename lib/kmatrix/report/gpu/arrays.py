@@ -18,7 +18,7 @@ import numpy as np
 
 from kmatrix.errors import RecordError
 from kmatrix.report.gpu.results import DeviceFacts
-from kmatrix.report.gpu.samples import IMPOSSIBLE, MEASURED, SELECTED, Array, Samples, known_total, samples_of
+from kmatrix.report.gpu.samples import IMPOSSIBLE, MEASURED, SELECTED, Array, Samples, samples_of
 from kmatrix.text import first_names, plural
 
 CHUNK = 1 << 18  # bytes that are decoded at a time: their objects stay in the cache of a core
@@ -76,7 +76,7 @@ def _first(known: Mapping[str, Value] | None, *names: str) -> Value:
 OTHERS: Mapping[str, Callable[[_Gpu], Value]] = {
     "memory_used": lambda gpu: gpu.memory_mb if gpu.memory_used_mb is None else gpu.memory_used_mb,
     "memory_total": attrgetter("memory_total_mb"),
-    "temperature": lambda gpu: _first(gpu.temperatures, "GPU", "junction", "edge"),
+    "temperature": lambda gpu: _first(gpu.temperatures, "GPU", "junction", *(gpu.temperatures or ())),
     "sm_clock": lambda gpu: _first(gpu.clocks, "gpu", "sm", "graphics"),
 }
 
@@ -134,10 +134,8 @@ def read_array(path: Path) -> Samples:
         values = np.full((len(order), len(content.times)), np.nan)
         values[places, rows] = np.where(failed, np.nan, column)  # values of a failed query are 0
         raw[quantity] = list(values)
-    devices = []
-    for key, total in zip(order, raw["memory_total"], strict=True):
-        (uuid, index, name), memory = newest[key], known_total(total)
-        devices.append(DeviceFacts(gpu_index=index, gpu_name=name or f"GPU {index}", uuid=uuid, memory_total=memory))
+    known = [newest[key] for key in order]
+    devices = [DeviceFacts(gpu_index=at, gpu_name=name or f"GPU {at}", uuid=uuid) for uuid, at, name in known]
     problems = []
     names = [(index, str(name)) for uuid, index, name in identities if not uuid]
     if changed := [index for index, count in Counter(index for index, _ in names).items() if count > 1]:

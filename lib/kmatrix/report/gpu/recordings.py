@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kmatrix.errors import RecordError
+from kmatrix.errors import RecordError, reason_of
 from kmatrix.gpu.formats.binary import MAGIC, damage_note, read_samples
 from kmatrix.gpu.formats.samples import CSV_FIELDS, CSV_SIMULATED, SIMULATED, csv_header, time_of
 from kmatrix.records.attempts import host_of
@@ -22,7 +22,7 @@ from kmatrix.records.decode import convert
 from kmatrix.records.paths import RunDir
 from kmatrix.report.gpu.arrays import HINT, floats, read_array
 from kmatrix.report.gpu.results import DeviceFacts
-from kmatrix.report.gpu.samples import MEASURED, Samples, joined, known_total, samples_of
+from kmatrix.report.gpu.samples import MEASURED, Samples, joined, samples_of
 from kmatrix.text import first_names, plural
 
 # File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, table.
@@ -110,10 +110,8 @@ def load(path: Path) -> Samples:
         if begin.startswith(MAGIC) or path.suffix == ".bin":
             return _binary(path)
         return _table(path) if begin.startswith(b"timestamp") else read_array(path)
-    except FileNotFoundError:
-        raise RecordError(f"{path} is missing", hint=HINT) from None
     except OSError as error:
-        raise RecordError(f"{path} cannot be read", why=error.strerror or str(error)) from None
+        raise RecordError(f"{path} cannot be read", why=reason_of(error), hint=HINT) from None
 
 
 def _binary(path: Path) -> Samples:
@@ -142,8 +140,7 @@ def _table(path: Path) -> Samples:
     for at, (index, quantity) in named.items():
         raw[quantity][indices.index(index)] = floats([row[at].strip() or None for _, row in rows])
     mark = f" {SIMULATED}" if CSV_SIMULATED in header else ""
-    totals = zip(indices, map(known_total, raw["memory_total"]), strict=True)
-    devices = [DeviceFacts(gpu_index=at, gpu_name=f"GPU {at}{mark}", memory_total=total) for at, total in totals]
+    devices = [DeviceFacts(gpu_index=index, gpu_name=f"GPU {index}{mark}") for index in indices]
     return samples_of(path, devices, raw, [time for time, _ in rows], notes=notes)
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kmatrix.errors import RecordError
 from kmatrix.gpu.formats.limits import EARLIEST, LATEST, limits_of
 from kmatrix.gpu.formats.samples import SIMULATED
+from kmatrix.records.decode import replaced
 from kmatrix.report.gpu.results import DeviceFacts
 from kmatrix.text import plural
 
@@ -141,9 +142,12 @@ def samples_of(
 ) -> Samples:
     """Return a recording without samples whose time cannot be true, and with notes about what cannot be true.
 
-    raw: quantity -> values (samples,) per device. Raises RecordError if there is no sample.
+    raw: quantity -> values (samples,) per device; memory_total: of a text. Raises RecordError if there is no sample.
     """
     times, found = np.array(wall, dtype=float), list(notes)
+    if "memory_total" in raw:
+        sizes = [total[np.isfinite(total)][-1:].tolist() or [None] for total in raw["memory_total"]]
+        devices = [replaced(one, memory_total=size[0]) for one, size in zip(devices, sizes, strict=True)]
     if monotonic is None:  # a text
         sound = (times >= EARLIEST) & (times <= LATEST)
         if strange := times[~sound].tolist():
@@ -185,9 +189,3 @@ def joined(recordings: Sequence[Samples]) -> Samples:
         parts=tuple(parts),
         notes=tuple(note for one in recordings for note in one.notes),
     )
-
-
-def known_total(values: Array) -> float | None:
-    """Return the memory of a device of a text recording, MiB. values: its memory in all samples (samples,)."""
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if len(known) else None
