@@ -232,7 +232,7 @@ def test_what_limits_a_verdict_is_noted(results):
         reused=2,
         shared_seeds=(1, 2),
         shared_means={"muon": 3.2, "adamw": 3.3},
-        seeds_auto=AdaptiveSeeds(rounds=(3,), wanted=0, unused=1, seeds_min=3, seeds_max=10),
+        seeds_auto=AdaptiveSeeds(rounds=(3,), wanted=0, unused=1),
         notes=("the runs differ in tokens (1, 2)",),
     )
     found = results(one, adamw={"diverged": 1}, **{"running": 3, "in reserve": 12})

@@ -19,7 +19,7 @@ from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.report import tables, wording
 from kmatrix.report.analyse import analyse
-from kmatrix.report.ranking import LOSS, value_of
+from kmatrix.report.ranking import LOSS
 from kmatrix.report.render import average, rendered
 from kmatrix.report.reproduction import changes
 from kmatrix.report.results import Run
@@ -183,7 +183,7 @@ def _compared(name: str, base: Sequence[Run], new: Sequence[Run], pair: Pair | N
         [run for seed, run in _by_seed(side).items() if run.counts and seed in (seeds or [seed])]
         for side in (base, new)
     ]
-    means = {number: [average([value_of(run, number) for run in runs]) for runs in known] for number in MEASURES}
+    means = {number: [average([getattr(run, number) for run in runs]) for runs in known] for number in MEASURES}
     return Compared(
         name=name,
         base=_by_end(base),

@@ -89,18 +89,8 @@ def _quantities() -> list[str]:
     return [*numbers, *MORE_AMOUNTS]
 
 
-def value_of(run: Run, quantity: str) -> float | None:
-    """Return what a run takes of a quantity. Simulated energy is none, and a reused run was paid for elsewhere."""
-    if quantity == "joules":
-        return None if run.gpu is None or run.gpu.simulated else run.gpu.whole.joules
-    if quantity == "dollars" and run.reused_from:
-        return None
-    found: float | None = getattr(run, quantity)
-    return found
-
-
 def _values(runs: Sequence[Run], quantity: str) -> list[float]:
-    return [value for run in runs if (value := value_of(run, quantity)) is not None]
+    return [value for run in runs if (value := getattr(run, quantity)) is not None]
 
 
 def ranking_of(

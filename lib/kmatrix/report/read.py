@@ -85,6 +85,8 @@ def read_run(source: Source) -> Run:
     running = last if state.status is Status.RUNNING else None
     end = last.end if last else None
     spent: dict[str, Any] = asdict(spent_of(state, files.train))
+    if run.reused_from:
+        spent["dollars"] = None  # it was paid for in another matrix
     planned: dict[str, Any] = {name: getattr(train, name) or None for name in PLANNED}
     used = _result(files, state) or RunResult()
     device = DEVICES.get((used.device or train.device).split(":")[0], "")  # it may have an index: cuda:0
@@ -133,6 +135,7 @@ def read_run(source: Source) -> Run:
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in ("", "none") else None,
         **spent,
+        joules=None if gpu is None or gpu.simulated else gpu.whole.joules,
         joules_per_token=None if gpu is None or gpu.simulated else gpu.main.joules_per_token,
         reused_from=run.reused_from or None,
         code=last.code or None if last else None,

@@ -28,7 +28,6 @@ class Effort(Record, frozen=True, kw_only=True):
     tokens: float | None = None
     seconds: Annotated[float | None, Meta(description="of training, s")] = None
     joules: Annotated[float | None, Meta(description="of all devices, measured, J")] = None
-    dollars: Annotated[float | None, Meta(description="of the training time, $")] = None
 
 
 class Run(RunNumbers, frozen=True, kw_only=True):
@@ -60,7 +59,8 @@ class Run(RunNumbers, frozen=True, kw_only=True):
     target_sparsity: Annotated[float | None, Meta(description="0 to 1")] = None
     wall_s: Annotated[float, Meta(description="of all attempts, from launch to end, s")] = 0.0
     gpu_hours: Annotated[float | None, Meta(description="held in this time; null on the CPU")] = None
-    dollars: Annotated[float | None, Meta(description="cost of the run, $; null without a price")] = None
+    dollars: Annotated[float | None, Meta(description="cost, $; null without a price, and if it was reused")] = None
+    joules: Annotated[float | None, Meta(description="of all attempts, J; null for simulated GPUs")] = None
     joules_per_token: Annotated[float | None, Meta(description="of the training, J; null for simulated GPUs")] = None
     reused_from: Annotated[str | None, Meta(description="<matrix>/<run> that trained it")] = None
     code: Annotated[str | None, Meta(description="SHA-256 of the trainer's sources of its last attempt")] = None

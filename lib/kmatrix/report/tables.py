@@ -26,7 +26,7 @@ COST_TITLES = {
 # Amounts with a place of their own; all others are benchmarks.
 SHOWN = {*COST_TITLES, "joules", "mfu", "sparsity", "best_val_loss", "final_train_loss", "best_bits_per_byte"}
 SHOWN |= {"optimizer_state_mib"}
-EFFORTS = {"step": "steps", "tokens": "tokens", "seconds": "time", "joules": "energy", "dollars": "dollars"}
+EFFORTS = {"step": "steps", "tokens": "tokens", "seconds": "time", "joules": "energy"}
 LOSS_NOTE = "val loss: mean over the validation sequences, nats/token; best: lowest val loss@step"
 MARK_NOTE = "; *: the run has not finished, or diverged: its last val loss, not ranked"
 Row = Mapping[str, str | None]  # title of a column -> cell; None: unknown, and without a column if all are

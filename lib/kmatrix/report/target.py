@@ -35,19 +35,10 @@ def reached(run: Run, target: float) -> Effort | None:
 
 
 def _effort(run: Run, at: int) -> Effort:
-    """Return what a run had taken at an evaluation (its index), without simulated energy.
-
-    A reused run was paid for in another matrix.
-    """
-    val, seconds = run.val, run.val.seconds[at]
-    is_paid = run.dollars is not None and run.wall_s and seconds is not None and not run.reused_from
-    return Effort(
-        step=val.step[at],
-        tokens=val.tokens[at],
-        seconds=seconds,
-        joules=None if not val.joules or (run.gpu and run.gpu.simulated) else val.joules[at],
-        dollars=(run.dollars or 0.0) / run.wall_s * (seconds or 0.0) if is_paid else None,
-    )
+    """Return what a run had taken at an evaluation (its index), without simulated energy."""
+    val = run.val
+    joules = None if not val.joules or (run.gpu and run.gpu.simulated) else val.joules[at]
+    return Effort(step=val.step[at], tokens=val.tokens[at], seconds=val.seconds[at], joules=joules)
 
 
 def target_of(

@@ -150,12 +150,12 @@ def results_csv(results: Results) -> str:
     writer = csv.writer(file)
     fields = [name for name in scalars() if name != "name"]
     axes = list(results.axes)
-    titles = ("run", *(f"axis {label}" for label in axes), *fields, "joules", "simulated")
+    titles = ("run", *(f"axis {label}" for label in axes), *fields, "simulated")
     writer.writerow([_cell(title) for title in titles])
     for run in results.runs:
-        energy = (None, None) if run.gpu is None else (run.gpu.whole.joules, run.gpu.simulated)
+        simulated = None if run.gpu is None else run.gpu.simulated
         values = [run.name, *(run.axes.get(label, "") for label in axes), *(getattr(run, name) for name in fields)]
-        writer.writerow([_cell(value) for value in (*values, *energy)])
+        writer.writerow([_cell(value) for value in (*values, simulated)])
     return file.getvalue()
 
 
