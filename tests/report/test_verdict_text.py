@@ -30,9 +30,7 @@ def ranking(*pairs, reference="muon", baseline=None, **fields):
     """Return a ranking of the configurations of these pairs."""
     order = tuple(dict.fromkeys([reference, *(name for one in pairs for name in (one.a, one.b))]))
     means = dict.fromkeys(order, 3.0)
-    verdict = FamilyVerdict(
-        rules=Rules(baseline=baseline), reference=reference, means=means, diverged={}, pairs=tuple(pairs)
-    )
+    verdict = FamilyVerdict(rules=Rules(baseline=baseline), reference=reference, means=means, pairs=tuple(pairs))
     known = {
         **{"measure": "final_val_loss", "unit": "nats/token", "data_sha256": "1a2b", "preliminary": False},
         **{"no_result": (), "confidence": 0.95, "min_difference": 0.004, "family_size": len(pairs)},

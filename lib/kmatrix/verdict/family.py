@@ -130,17 +130,9 @@ class FamilyVerdict(Record, frozen=True, kw_only=True):
     """The verdicts on the pairs of one family: of the configurations whose losses are comparable."""
 
     rules: Rules
-    reference: Annotated[
-        str, Meta(description="the baseline, or the leader: the lowest mean of those that are not worse than any other")
-    ]
-    means: Annotated[
-        dict[str, float | None], Meta(description="of the finite losses that count, by configuration, nats/token")
-    ]
-    diverged: Annotated[dict[str, int], Meta(description="seeds, by configuration")]
-    pairs: Annotated[
-        tuple[Pair, ...],
-        Meta(description="those of the reference first; none of the others if no two configurations have two losses"),
-    ]
+    reference: str  # the baseline, or the leader: the lowest mean of those that are not worse than any other
+    means: dict[str, float | None]  # of the finite losses that count, by configuration, nats/token
+    pairs: tuple[Pair, ...]  # those of the reference first; none of the others without two that have two losses
 
     @property
     def size(self) -> int:
@@ -210,11 +202,7 @@ class Replay(Record, frozen=True, kw_only=True):
     """A verdict with adaptive seeds: what a process that looks after each round has decided by now."""
 
     verdict: FamilyVerdict
-    wanted: Annotated[
-        tuple[tuple[str, int], ...], Meta(description="configuration and seed to run now; none: the verdict is final")
-    ]
-    rounds: Annotated[
-        tuple[int, ...], Meta(description="seeds per configuration after which the process looked, such as 3, 4, 5")
-    ]
-    asked: Annotated[dict[str, tuple[int, ...]], Meta(description="seeds that a round asked for, by configuration")]
-    unused: Annotated[int, Meta(description="losses that exist and were not needed, such as those of reused runs")] = 0
+    wanted: tuple[tuple[str, int], ...]  # configuration and seed to run now; none: the verdict is final
+    rounds: tuple[int, ...]  # seeds per configuration after which the process looked, such as 3, 4, 5
+    asked: dict[str, tuple[int, ...]]  # seeds that a round asked for, by configuration
+    unused: int = 0  # losses that exist and were not needed, such as those of reused runs

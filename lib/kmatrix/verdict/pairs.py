@@ -126,8 +126,7 @@ def verdict_on(losses: Losses, rules: Rules) -> FamilyVerdict:
             pairs.append(described(tests[a, b], rules))
         elif (b, a) in tests:
             pairs.append(described(tests[b, a], rules).mirrored())
-    diverged = {name: side.diverged for name, side in sides.items()}
-    return FamilyVerdict(rules=rules, reference=reference, means=means, diverged=diverged, pairs=tuple(pairs))
+    return FamilyVerdict(rules=rules, reference=reference, means=means, pairs=tuple(pairs))
 
 
 def tested(names: Names, a: Mapping[int, float | None], b: Mapping[int, float | None], rules: Rules) -> Evidence:
