@@ -160,7 +160,7 @@ def _entries(path: Path, notes: list[str]) -> Iterator[Sequence[_Entry]]:
     """
     data = path.read_bytes().removeprefix(codecs.BOM_UTF8).strip(b"\0 \t\r\n")
     if data[:1] not in (b"[", b"{"):
-        why = "it begins with neither a JSON array nor a table with a timestamp"
+        why = "it does not begin with a JSON array, and its name does not end with .csv"
         raise RecordError(f"{path} is not a GPU recording", why=why, hint=HINT)
     opening = BEGIN.search(data)
     mark, begin, count = opening[1] if opening else b"[", 1, 0

@@ -6,7 +6,6 @@ Each start of the recorder on each node has one: gpu_samples.bin. Other programs
 
 from __future__ import annotations
 
-import codecs
 import csv
 import re
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kmatrix.errors import RecordError, reason_of
-from kmatrix.gpu.formats.binary import MAGIC, damage_note, read_samples
+from kmatrix.gpu.formats.binary import damage_note, read_samples
 from kmatrix.gpu.formats.samples import CSV_FIELDS, CSV_SIMULATED, SIMULATED, csv_header, time_of
 from kmatrix.records.attempts import host_of
 from kmatrix.records.decode import convert
@@ -27,7 +26,6 @@ from kmatrix.text import first_names, plural
 
 # File names of text recordings, preferred first: JSON of all GPUs, JSON of one GPU or of all, table.
 PATTERNS = ("gpu_stats*_multi_gpu.json", "gpu_stats*.json", "gpu_metrics*.csv")
-PROBE = 64  # bytes
 CSV_COLUMN = re.compile(r"gpu(\d+)_(\w+)")
 CSV_NAMES = {
     **{"power_w": "power", "temp_c": "temperature", "util_pct": "utilization", "sm_clock_mhz": "sm_clock"},
@@ -105,11 +103,7 @@ def load(path: Path) -> Samples:
     Raises RecordError if it is missing, damaged, of another kind, or has no sample.
     """
     try:
-        with path.open("rb") as file:
-            begin = file.read(PROBE).removeprefix(codecs.BOM_UTF8)
-        if begin.startswith(MAGIC) or path.suffix == ".bin":
-            return _binary(path)
-        return _table(path) if begin.startswith(b"timestamp") else read_array(path)
+        return {".bin": _binary, ".csv": _table}.get(path.suffix, read_array)(path)
     except OSError as error:
         raise RecordError(f"{path} cannot be read", why=reason_of(error), hint=HINT) from None
 
@@ -125,7 +119,7 @@ def _binary(path: Path) -> Samples:
 def _table(path: Path) -> Samples:
     """Return the samples of a table with a column per GPU and quantity."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        header, *lines = csv.reader(line.replace("\0", "") for line in file)
+        header, *lines = [*csv.reader(line.replace("\0", "") for line in file)] or [[]]
     matches = [CSV_COLUMN.fullmatch(name.strip()) for name in header]
     named = {at: (int(m[1]), CSV_NAMES[m[2]]) for at, m in enumerate(matches) if m and m[2] in CSV_NAMES}
     if not named:
