@@ -5,11 +5,10 @@ from __future__ import annotations
 import codecs
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain
+from itertools import chain, count
 from operator import attrgetter
 from pathlib import Path
 
@@ -62,7 +61,7 @@ class _Document(msgspec.Struct):
     samples: list[_Entry]
 
 
-BETWEEN = b", \t\r\n"  # two entries
+BETWEEN, AROUND = b", \t\r\n", b"\0 \t\r\n"  # two entries, the array
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)  # what the decoders raise
 _PIECE = msgspec.json.Decoder(list[_Entry])
 _WHOLE = msgspec.json.Decoder(list[_Entry] | _Document)
@@ -81,76 +80,69 @@ OTHERS: Mapping[str, Callable[[_Gpu], Value]] = {
 }
 
 
-@dataclass(slots=True)
-class _Content:
-    """What the entries of a file say, in columns: a row for each GPU of each entry."""
-
-    times: list[float] = field(default_factory=list)  # Unix s, of each entry
-    counts: list[int] = field(default_factory=list)  # GPUs of each entry
-    gpus: list[int] = field(default_factory=list)  # number in `identities`
-    identities: dict[Identity, int] = field(default_factory=dict)
-    columns: dict[str, list[Array]] = field(default_factory=dict)  # quantity -> values, NaN: unknown
-
-    def add(self, entries: Sequence[_Entry]) -> None:
-        """Add entries after those before."""
-        lists = [(one,) if one.multi_gpu_data is None else one.multi_gpu_data for one in entries]
-        gpus: list[_Gpu] = list(chain.from_iterable(lists))
-        self.counts += map(len, lists)
-        stamps = (one.timestamp for one in entries)
-        self.times += [stamp.timestamp() if isinstance(stamp, datetime) else stamp for stamp in stamps]
-        identities: list[Identity] = list(map(attrgetter("uuid", "gpu_index", "gpu_name"), gpus))
-        for identity in dict.fromkeys(identities):
-            self.identities.setdefault(identity, len(self.identities))
-        self.gpus += map(self.identities.__getitem__, identities)
-        for quantity in (*MEASURED, "memory_total"):
-            values: list[Value] = list(map(attrgetter(quantity), gpus))
-            if quantity in OTHERS and None in values:
-                other = OTHERS[quantity]
-                values = [other(gpu) if value is None else value for gpu, value in zip(gpus, values, strict=True)]
-            self.columns.setdefault(quantity, []).append(floats(values))
-
-
 def read_array(path: Path) -> Samples:
     """Return the samples of a JSON recording. Raises RecordError, OSError."""
-    content, notes = _Content(), list[str]()
-    for entries in _entries(path, notes):
-        content.add(entries)
-    if not content.identities:
+    notes, numbers = list[str](), defaultdict[Identity, int](count().__next__)
+    pieces = [_columns(entries, numbers) for entries in _entries(path, notes)]
+    if not numbers:
         raise RecordError(f"{path} contains no sample")
-    columns = {quantity: np.concatenate(parts) for quantity, parts in content.columns.items()}
+    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    times, counts = columns.pop("time"), columns.pop("count")
     failed = columns["memory_total"] == 0
-    if count := int(np.count_nonzero(failed)):
-        entry = "entry" if count == 1 else "entries"
-        notes.append(f"{count:,} {entry} of failed queries (memory_total is 0): unknown")
+    if many := int(np.count_nonzero(failed)):
+        entry = "entry" if many == 1 else "entries"
+        notes.append(f"{many:,} {entry} of failed queries (memory_total is 0): unknown")
     # The UUID identifies a GPU: a driver may give it another index. They are in the order of their first indices.
-    identities = list(content.identities)
+    identities = list(numbers)
     keys = [uuid or index for uuid, index, _ in identities]
     newest = dict(zip(keys, identities, strict=True))
     order = sorted(newest, key=lambda key: identities[keys.index(key)][1])
-    places = np.array([order.index(key) for key in keys])[content.gpus]
-    rows = np.repeat(np.arange(len(content.times)), content.counts)
+    places = np.array([order.index(key) for key in keys])[columns.pop("gpu")]
+    rows = np.repeat(np.arange(len(times)), counts)
     raw = {}
     for quantity, column in columns.items():
-        values = np.full((len(order), len(content.times)), np.nan)
+        values = np.full((len(order), len(times)), np.nan)
         values[places, rows] = np.where(failed, np.nan, column)  # values of a failed query are 0
         raw[quantity] = list(values)
     known = [newest[key] for key in order]
     devices = [DeviceFacts(gpu_index=at, gpu_name=name or f"GPU {at}", uuid=uuid) for uuid, at, name in known]
     problems = []
     names = [(index, str(name)) for uuid, index, name in identities if not uuid]
-    if changed := [index for index, count in Counter(index for index, _ in names).items() if count > 1]:
+    if changed := [index for index, often in Counter(index for index, _ in names).items() if often > 1]:
         listed = first_names(name for index, name in names if index == changed[0])
         problems.append(f"GPU {changed[0]} is {listed}: the order of the GPUs changed")
     if np.bincount(rows * len(order) + places).max() > 1:
         problems.append("an entry has the same GPU several times: only the last one is counted")
-    selected = len(order) > 1 and max(content.counts) == 1
+    selected = len(order) > 1 and counts.max() == 1
     if selected:
-        counts = zip(devices, np.bincount(places), strict=True)
-        listed = first_names(f"GPU {one.gpu_index} is in {count:,}" for one, count in counts)
-        problems.append(f"{listed} of {len(content.times):,} entries: this file has the selected GPU only")
+        pairs = zip(devices, np.bincount(places), strict=True)
+        listed = first_names(f"GPU {one.gpu_index} is in {often:,}" for one, often in pairs)
+        problems.append(f"{listed} of {len(times):,} entries: this file has the selected GPU only")
     doubt = SELECTED if selected else IMPOSSIBLE if problems or failed.any() else ""
     notes = [f"{path.name}: {note}" for note in (*notes, *problems)]
-    return samples_of(path, devices, raw, content.times, doubt=doubt, notes=notes)
+    return samples_of(path, devices, raw, times, doubt=doubt, notes=notes)
+
+
+def _columns(entries: Sequence[_Entry], numbers: Mapping[Identity, int]) -> dict[str, Array]:
+    """Return what entries say, in columns: time and number of GPUs of each entry, the others of each GPU of each entry.
+
+    numbers: of each identity.
+    """
+    lists = [(one,) if one.multi_gpu_data is None else one.multi_gpu_data for one in entries]
+    gpus: list[_Gpu] = list(chain.from_iterable(lists))
+    stamps = [one.timestamp for one in entries]
+    columns: dict[str, Array] = {
+        "time": np.array([stamp.timestamp() if isinstance(stamp, datetime) else stamp for stamp in stamps], float),
+        "count": np.array([len(each) for each in lists], int),
+        "gpu": np.array([numbers[one.uuid, one.gpu_index, one.gpu_name] for one in gpus], int),
+    }
+    for quantity in (*MEASURED, "memory_total"):
+        values: list[Value] = list(map(attrgetter(quantity), gpus))
+        if quantity in OTHERS and None in values:
+            other = OTHERS[quantity]
+            values = [other(gpu) if value is None else value for gpu, value in zip(gpus, values, strict=True)]
+        columns[quantity] = floats(values)
+    return columns
 
 
 def _entries(path: Path, notes: list[str]) -> Iterator[Sequence[_Entry]]:
@@ -158,27 +150,31 @@ def _entries(path: Path, notes: list[str]) -> Iterator[Sequence[_Entry]]:
 
     Raises RecordError, OSError.
     """
-    data = path.read_bytes().removeprefix(codecs.BOM_UTF8).strip(b"\0 \t\r\n")
-    if data[:1] not in (b"[", b"{"):
-        why = "it does not begin with a JSON array, and its name does not end with .csv"
-        raise RecordError(f"{path} is not a GPU recording", why=why, hint=HINT)
-    opening = BEGIN.search(data)
-    mark, begin, count = opening[1] if opening else b"[", 1, 0
-    try:
-        while len(data) > begin + CHUNK and (end := data.rfind(mark, begin + 1, begin + CHUNK)) > 0:
-            piece = _PIECE.decode(b"[" + data[begin:end].rstrip(BETWEEN) + b"]")
-            yield piece
-            begin, count = end, count + len(piece)
-        yield _PIECE.decode(b"[" + data[begin:])
-    except DAMAGE:  # of another style than most, or truncated
-        yield _repaired(path, data, mark, notes)[count:]
+    with path.open("rb") as file:
+        data = file.read(CHUNK).removeprefix(codecs.BOM_UTF8).lstrip(AROUND)
+        if data[:1] not in (b"[", b"{"):
+            why = "it does not begin with a JSON array, and its name does not end with .csv"
+            raise RecordError(f"{path} is not a GPU recording", why=why, hint=HINT)
+        opening = BEGIN.search(data)
+        mark, data, done = opening[1] if opening else b"[", data[1:], 0
+        try:
+            while more := file.read(CHUNK):
+                data += more
+                end = data.rindex(mark, 1)
+                piece = _PIECE.decode(b"[" + data[:end].rstrip(BETWEEN) + b"]")
+                yield piece
+                data, done = data[end:], done + len(piece)
+            yield _PIECE.decode(b"[" + data.rstrip(AROUND))
+        except DAMAGE:  # of another style than most, or truncated
+            yield _repaired(path, mark, notes)[done:]
 
 
-def _repaired(path: Path, data: bytes, mark: bytes, notes: list[str]) -> list[_Entry]:
+def _repaired(path: Path, mark: bytes, notes: list[str]) -> list[_Entry]:
     """Return the entries of a file without an incomplete last one; NaN and infinity are unknown.
 
     mark: begin of an entry.
     """
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8).strip(AROUND)
     closing, is_cut = b"]}" if data.startswith(b"{") else b"]", False
     while True:
         try:
@@ -200,7 +196,7 @@ def _repaired(path: Path, data: bytes, mark: bytes, notes: list[str]) -> list[_E
 def floats(values: Sequence[Value]) -> Array:
     """Return values as numbers: NaN for None, infinity for what is no number, not even as text with a unit."""
     try:
-        return np.array(values, dtype=float)
+        return np.fromiter(values, float, len(values))  # faster than np.array
     except ValueError:
         texts = [None if value is None else NUMBER.fullmatch(str(value)) for value in values]
     pairs = zip(texts, values, strict=True)

@@ -134,7 +134,7 @@ def samples_of(
     path: Path,
     devices: Sequence[DeviceFacts],
     raw: Mapping[str, Sequence[Any]],
-    wall: Sequence[float],
+    wall: Sequence[float] | Array,
     monotonic: Sequence[float] | None = None,
     *,
     doubt: str = "",
