@@ -33,7 +33,7 @@ def test_a_page_of_1000_runs_is_small_and_answers(window, tmp_path):
     page = write_page(matrix, analyse(matrix))
     assert page.stat().st_size <= MOST_BYTES
     window.get(page.as_uri())
-    assert len(window.find_elements(By.CSS_SELECTOR, "#curves .uplot")) == 2
+    assert len(window.find_elements(By.CSS_SELECTOR, "#curves .uplot")) == 4
     assert serious_violations(window) == []
     window.find_element(By.ID, "filter").send_keys("muon seed=1")
     window.wait_until(lambda: window.execute_script(VISIBLE) == 10, "ten runs are left")

@@ -101,7 +101,7 @@ def test_noise_that_four_digits_do_not_show_has_more(tmp_path):
     text, short, _, page = texts_of(make_matrix(tmp_path, runs_with_seeds(3, losses)))
     half = stats.t.ppf(0.975, 2) * stats.sem(losses)
     assert f"3.280023 ±{half:.6f} {stats.tstd(losses):.6f}" in text
-    assert f"3.280023 ± {half:.6f}" in page
+    assert f"3.280023±{half:.6f}" in page
     assert "1. adamw val loss 3.280023" in short
     runs = FakeRun(final_loss=3.28), FakeRun(optimizer="muon", final_loss=3.28002)
     assert "< 0.0001 (one seed, not significant)" in texts_of(make_matrix(tmp_path / "one", runs))[0]

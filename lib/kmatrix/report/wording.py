@@ -106,14 +106,11 @@ def difference(value: float, digits: int = DIGITS) -> str:
     return text.replace("less than", "<") if text.startswith("less") else signed(value, digits)
 
 
-def amount(pair: Pair, written: Callable[[float, int], str] = size) -> str:
-    """Return a difference: `0.0117 ± 0.0031`, without the second number if there was no test.
-
-    written: `size`, or `difference` for one with its sign.
-    """
+def amount(pair: Pair) -> str:
+    """Return a difference: `0.0117 ± 0.0031`, without the second number if there was no test."""
     if pair.difference is None:
         return UNKNOWN
-    text = written(pair.difference, digits_for(pair.interval))
+    text = size(pair.difference, digits_for(pair.interval))
     return text if pair.interval is None else f"{text} ± {half(pair.interval)}"
 
 
