@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kmatrix.errors import RecordError
 from kmatrix.records.files import read_json
 from kmatrix.records.paths import MatrixDir
 from kmatrix.report.analyse import analyse
@@ -115,7 +114,7 @@ def test_a_failed_write_is_an_error_and_keeps_the_old_report(tmp_path, monkeypat
 
     # A full disk is often reported only by fsync, after all writes have succeeded.
     monkeypatch.setattr("kmatrix.records.files.os.fsync", raise_disk_full)
-    with pytest.raises(RecordError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device"):
         summary_of(matrix)
     assert matrix.summary.read_text() == old
     assert not list(MatrixDir(matrix.path).path.glob(".*"))

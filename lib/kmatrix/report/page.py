@@ -20,7 +20,6 @@ from kmatrix.report.graphs import mean_curve
 from kmatrix.report.ranking import axis_span
 from kmatrix.report.render import HTML, environment, render
 from kmatrix.report.results import Results, Run
-from kmatrix.report.write import written
 
 HERE = Path(__file__).resolve().parent
 UPLOT = HERE / "vendor" / "uplot"
@@ -34,8 +33,8 @@ TITLES = {"step": "steps", "tokens": "tokens", "joules": "energy, J", "peak_memo
 
 
 def write_page(matrix: MatrixDir, results: Results) -> Path:
-    """Write report.html of a matrix, and return its path. Raises RecordError if it cannot be written."""
-    written(matrix, lambda: write_text(matrix.page, render_page(matrix, results)))
+    """Write report.html of a matrix, and return its path. Raises OSError."""
+    write_text(matrix.page, render_page(matrix, results))
     return matrix.page
 
 
@@ -63,7 +62,7 @@ def render_page(matrix: MatrixDir, results: Results) -> str:
 
 
 def write_gallery(folder: Path, matrices: Sequence[MatrixDir]) -> Path:
-    """Write gallery.html into a folder of matrices, from their results.json; return its path. Raises RecordError."""
+    """Write gallery.html into a folder of matrices, from their results.json; return its path. Raises OSError."""
     cards: list[tuple[MatrixDir, Results | None, str]] = []
     for matrix in matrices:
         try:
@@ -71,10 +70,7 @@ def write_gallery(folder: Path, matrices: Sequence[MatrixDir]) -> Path:
         except RecordError as error:
             cards.append((matrix, None, f"{error.what.replace(f'{matrix.path}/', '')} {error.why}".strip()))
     path = folder / "gallery.html"
-    try:
-        write_text(path, environment(HTML).get_template("gallery.html.j2").render(cards=cards, **_own()))
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written", why=error.strerror or str(error)) from None
+    write_text(path, environment(HTML).get_template("gallery.html.j2").render(cards=cards, **_own()))
     return path
 
 

@@ -131,7 +131,7 @@ def read_run(source: Source) -> Run:
         dataset=train.dataset,
         tokenizer=train.tokenizer,
         **planned,
-        perplexity=perplexity(numbers["final_val_loss"]),
+        perplexity=math.exp(final) if (final := numbers["final_val_loss"]) is not None and final < 700 else None,
         pruning=train.pruning or "none",
         target_sparsity=train.target_sparsity if train.pruning not in ("", "none") else None,
         **spent,
@@ -150,14 +150,6 @@ def read_run(source: Source) -> Run:
         train=metrics.train,
         gpu=gpu,
     )
-
-
-def perplexity(loss: float | None) -> float | None:
-    """Return exp(loss), or None if the loss is unknown or the result does not fit a float."""
-    try:
-        return None if loss is None else math.exp(loss)
-    except OverflowError:
-        return None
 
 
 def _result(files: Files, state: State) -> RunResult | None:

@@ -6,15 +6,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from kmatrix.errors import RecordError
 from kmatrix.records.decode import as_json
-from kmatrix.records.files import write_bytes, write_text
+from kmatrix.records.files import write_bytes
 from kmatrix.records.paths import MatrixDir
 from kmatrix.records.runs import Status
 from kmatrix.records.tracking import first_of_each, pending_messages, sync_status
@@ -24,9 +23,8 @@ from kmatrix.report.gpu.folders import folder_of
 from kmatrix.report.gpu.results import Gpu
 from kmatrix.report.render import HTML, MARKDOWN, TEXT, render
 from kmatrix.report.results import Results, Run
-from kmatrix.text import make_command, printable
+from kmatrix.text import printable
 
-T = TypeVar("T")
 # Spreadsheets evaluate a cell that begins like this (OWASP, CSV injection).
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 MOST_CELL = 32_767  # characters, the limit of Excel
@@ -41,43 +39,30 @@ SAME = (  # fields of a run with the same name in all_results.json
 def write_summary(matrix: MatrixDir, results: Results) -> str:
     """Write the summary and the files for other programs; return the text of the summary.
 
-    The summary lists the page and the graphs that exist: make them first.
+    The summary lists the page and the graphs that exist: make them first. Raises OSError.
     """
     drawn = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
     page = [matrix.page.name] if matrix.page.exists() else []
-    writers: dict[Path, Callable[[], None]] = {
-        matrix.results: lambda: write_bytes(matrix.results, indented(results)),
-        matrix.all_results: lambda: write_bytes(matrix.all_results, indented([original(run) for run in results.runs])),
-        matrix.report_md: lambda: write_text(matrix.report_md, markdown(matrix, results)),
-        matrix.results_csv: lambda: write_text(matrix.results_csv, results_csv(results)),
-        matrix.junit: lambda: write_text(matrix.junit, junit(results)),
+    files: dict[Path, bytes] = {
+        matrix.results: indented(results),
+        matrix.all_results: indented([original(run) for run in results.runs]),
+        matrix.report_md: markdown(matrix, results).encode(),
+        matrix.results_csv: results_csv(results).encode(),
+        matrix.junit: junit(results).encode(),
     }
-    files = [matrix.summary.name, *(path.name for path in writers), *page, *drawn]
-    text = summary(results, tracker_lines(matrix, results), files, matrix.path.name)
+    names = [matrix.summary.name, *(path.name for path in files), *page, *drawn]
+    text = summary(results, tracker_lines(matrix, results), names, matrix.path.name)
     # The summary last: it refers to the other files.
-    for write in (*writers.values(), lambda: write_text(matrix.summary, text)):
-        written(matrix, write)
+    for path, content in {**files, matrix.summary: text.encode()}.items():
+        write_bytes(path, content)
     return text
 
 
 def draw_graphs(matrix: MatrixDir, results: Results) -> tuple[list[Path], list[str]]:
     """Draw every graph that has data; return the files, and the reason for each graph that was not drawn."""
-    files, missing = written(matrix, lambda: graphs.draw(results, matrix.graphs))
-    more, without = written(matrix, lambda: gpu_graphs.draw(folder_of(matrix.path, results), matrix.graphs))
+    files, missing = graphs.draw(results, matrix.graphs)
+    more, without = gpu_graphs.draw(folder_of(matrix.path, results), matrix.graphs)
     return [*files, *more], [*missing, *without]
-
-
-def written(matrix: MatrixDir, action: Callable[[], T]) -> T:
-    """Call `action`. Raises RecordError if the disk is full or the directory is not writable."""
-    try:
-        return action()
-    except OSError as error:
-        again = make_command("summary", matrix.path)
-        raise RecordError(
-            f"the report of {matrix.name} cannot be written",
-            why=f"{error.filename or matrix.path}: {error.strerror or error}",
-            hint=f"free disk space or fix the permissions, then run `{again}`: the runs are not affected",
-        ) from None
 
 
 def summary(results: Results, trackers: Sequence[str] = (), files: Sequence[str] = (), folder: str = "") -> str:

@@ -38,7 +38,7 @@ def conclude(path: Path) -> None:
     symbols = read_plan(path).common.symbols
     try:
         report(MatrixDir(path), draw=symbols.get("AUTO_GENERATE_GRAPHS") == "y")
-    except KmatrixError as error:
+    except (KmatrixError, OSError) as error:
         print(f"note: there is no report: {error}", flush=True)
     if why := finish(path, symbols.get("ON_FINISH", "")):
         print(f"note: {why}", flush=True)
