@@ -1,6 +1,7 @@
 """Find kmatrix and the packages of the checkout's environment, whatever Python of its version runs a script."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -13,12 +14,11 @@ def find_packages(*packages, imported=False):
 
     imported: the caller is imported by another program, not run as a script. Raises ImportError then.
     """
-    # Without an installation of kmatrix.
-    sys.path.insert(0, str(ROOT / "lib"))
-    if not (missing := _missing(packages)):
-        return
-    sys.path.append(str(VENV / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"))
-    if not _missing(packages):
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of numpy start slowly, and reports need none
+    sys.path.insert(0, str(ROOT / "lib"))  # without an installation of kmatrix
+    if missing := _missing(packages):
+        sys.path.append(str(VENV / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"))
+    if not missing or not _missing(packages):
         return
     text = f"{sys.executable} lacks {', '.join(missing)}: run `make setup`, then use {VENV / 'bin' / 'python'}"
     if imported:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kmatrix.records.files import write_bytes
+from kmatrix.report.read import of_each
 from kmatrix.report.results import Configuration
 from kmatrix.text import shortened
 
@@ -103,24 +105,26 @@ def first_of(about: str, items: Sequence[T], what: str, most: int = MOST) -> tup
     return f"{about}, the first {most} of {len(items)} {what}" if len(items) > most else about, items[:most]
 
 
-def draw_jobs(jobs: Iterable[Job], folder: Path) -> tuple[list[Path], list[str]]:
+def draw_jobs(jobs: Sequence[Job], folder: Path) -> tuple[list[Path], list[str]]:
     """Draw graphs as PNG into `folder`; return the files, and the reason for each graph that was not drawn."""
+    import matplotlib.figure  # before processes are forked
     import matplotlib.style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    files, missing = [], []
     # A context: the settings of the process are restored after drawing, and a user's matplotlibrc is ignored.
     with matplotlib.style.context(["default", RC_PARAMS]):
-        for name, make in jobs:
-            made = make()
-            if isinstance(made, str):
-                missing.append(f"{name} was not drawn: {made}")
-                continue
-            canvas: Any = FigureCanvasAgg(made)
-            canvas.print_png(buffer := io.BytesIO(), metadata={"Software": None})  # savefig would draw twice
-            write_bytes(folder / name, buffer.getvalue())
-            files.append(folder / name)
-    return files, missing
+        found = of_each(partial(_draw, FigureCanvasAgg, folder), jobs)
+    return [one for one in found if isinstance(one, Path)], [one for one in found if isinstance(one, str)]
+
+
+def _draw(canvas: Any, folder: Path, job: Job) -> Path | str:
+    name, make = job
+    made = make()
+    if isinstance(made, str):
+        return f"{name} was not drawn: {made}"
+    canvas(made).print_png(buffer := io.BytesIO(), metadata={"Software": None})  # savefig would draw twice
+    write_bytes(folder / name, buffer.getvalue())
+    return folder / name
 
 
 def time_unit(longest: float) -> tuple[str, float]:

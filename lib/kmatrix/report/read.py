@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,23 +60,25 @@ def read_runs(seen: Look) -> tuple[Run, ...]:
         )
         for name, run in run_files(seen.path).items()
     ]
-    found = of_each(_read_elsewhere, sources, sum(_bytes(source.folder) for source in sources))
+    return tuple(of_each(read_run, sources, sum(_bytes(source.folder) for source in sources)))
+
+
+def of_each(call: Callable[[S], T], items: Sequence[S], size: float = 0) -> list[T]:
+    """Return what a function makes of each item, in several processes if these are forked, or read many bytes."""
+    is_single = len([*Path("/proc/self/task").glob("*")]) == 1  # a fork would lose threads, also those of libraries
+    if min(len(items), usable_cores()) < 2 or (size < LARGE and not is_single):
+        return list(map(call, items))
+    # One more than cores: items differ in size.
+    workers, context = min(len(items), usable_cores() + 1), get_context("fork" if is_single else "spawn")
+    with ProcessPoolExecutor(workers, context) as pool:
+        found = list(pool.map(partial(_elsewhere, call), items))
     for _, damage in found:
         add_damage(damage)
-    return tuple(run for run, _ in found)
+    return [one for one, _ in found]
 
 
-def of_each(read: Callable[[S], T], items: Sequence[S], size: float) -> list[T]:
-    """Return what a function reads of each item: if all have many bytes, in a process per core."""
-    if size < LARGE or len(items) < 2:
-        return list(map(read, items))
-    # Not forked: libraries of this process may have threads.
-    with ProcessPoolExecutor(min(len(items), usable_cores()), get_context("spawn")) as pool:
-        return list(pool.map(read, items))
-
-
-def _read_elsewhere(source: Source) -> tuple[Run, dict[Path, str]]:
-    return read_run(source), take_damage()
+def _elsewhere(call: Callable[[S], T], item: S) -> tuple[T, dict[Path, str]]:
+    return call(item), take_damage()
 
 
 def read_run(source: Source) -> Run:

@@ -11,6 +11,7 @@ from datetime import datetime
 from itertools import chain, count
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ BEGIN = re.compile(rb'\[(\s*\{\s*"[^"\\]*")')  # of an array, up to the first ke
 NOT_JSON = re.compile(rb"(?<=[\s:,\[])(?:-?Infinity|NaN)(?=[\s,}\]])")  # what Python writes although JSON has none
 NUMBER = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*(?:W|%|MB|MiB|MHz|C|°C|J)?\s*")
 HINT = "pass a gpu_stats*.json or gpu_metrics*.csv file"
+T = TypeVar("T")
 Value = float | str | None
 Identity = tuple[str | None, int, str | None]  # UUID, index and name of a GPU
 
@@ -124,10 +126,7 @@ def read_array(path: Path) -> Samples:
 
 
 def _columns(entries: Sequence[_Entry], numbers: Mapping[Identity, int]) -> dict[str, Array]:
-    """Return what entries say, in columns: time and number of GPUs of each entry, the others of each GPU of each entry.
-
-    numbers: of each identity.
-    """
+    """Return columns: time and number of GPUs of each entry, the others of each of its GPUs. numbers: of identities."""
     lists = [(one,) if one.multi_gpu_data is None else one.multi_gpu_data for one in entries]
     gpus: list[_Gpu] = list(chain.from_iterable(lists))
     stamps = [one.timestamp for one in entries]
@@ -137,11 +136,9 @@ def _columns(entries: Sequence[_Entry], numbers: Mapping[Identity, int]) -> dict
         "gpu": np.array([numbers[one.uuid, one.gpu_index, one.gpu_name] for one in gpus], int),
     }
     for quantity in (*MEASURED, "memory_total"):
-        values: list[Value] = list(map(attrgetter(quantity), gpus))
-        if quantity in OTHERS and None in values:
-            other = OTHERS[quantity]
-            values = [other(gpu) if value is None else value for gpu, value in zip(gpus, values, strict=True)]
-        columns[quantity] = floats(values)
+        values = columns[quantity] = floats(attrgetter(quantity), gpus)
+        if quantity in OTHERS and np.isnan(values).any():
+            columns[quantity] = np.where(np.isnan(values), floats(OTHERS[quantity], gpus), values)
     return columns
 
 
@@ -193,11 +190,12 @@ def _repaired(path: Path, mark: bytes, notes: list[str]) -> list[_Entry]:
     return entries
 
 
-def floats(values: Sequence[Value]) -> Array:
-    """Return values as numbers: NaN for None, infinity for what is no number, not even as text with a unit."""
+def floats(get: Callable[[T], Value], items: Sequence[T]) -> Array:
+    """Return a value of each item as numbers: NaN for None, infinity for what is no number, not even with a unit."""
     try:
-        return np.fromiter(values, float, len(values))  # faster than np.array
+        return np.fromiter(map(get, items), float, len(items))
     except ValueError:
-        texts = [None if value is None else NUMBER.fullmatch(str(value)) for value in values]
+        values = [*map(get, items)]
+    texts = [None if value is None else NUMBER.fullmatch(str(value)) for value in values]
     pairs = zip(texts, values, strict=True)
     return np.array([float(text[1]) if text else math.nan if value is None else math.inf for text, value in pairs])

@@ -132,7 +132,7 @@ def _table(path: Path) -> Samples:
     indices = sorted({index for index, _ in named.values()})
     raw = {name: [np.full(len(rows), np.nan) for _ in indices] for name in (*MEASURED, "memory_total")}
     for at, (index, quantity) in named.items():
-        raw[quantity][indices.index(index)] = floats([row[at].strip() or None for _, row in rows])
+        raw[quantity][indices.index(index)] = floats(lambda text: text or None, [row[at].strip() for _, row in rows])
     mark = f" {SIMULATED}" if CSV_SIMULATED in header else ""
     devices = [DeviceFacts(gpu_index=index, gpu_name=f"GPU {index}{mark}") for index in indices]
     return samples_of(path, devices, raw, [time for time, _ in rows], notes=notes)
