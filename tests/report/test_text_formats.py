@@ -217,8 +217,7 @@ def test_printed_commands_find_a_matrix_that_is_anywhere(tmp_path, monkeypatch):
 
 def test_the_files_are_written_with_the_summary(tmp_path):
     matrix = make_matrix(tmp_path, every_status())
-    text = write_summary(matrix, analyse(matrix))
+    write_summary(matrix, analyse(matrix))
     for path in (matrix.junit, matrix.results_csv):
         assert path.stat().st_size > 0
-        assert path.name in text
     assert {status for status in Status if status in matrix.results_csv.read_text()} >= {"finished", "failed"}

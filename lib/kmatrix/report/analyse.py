@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -25,8 +24,6 @@ from kmatrix.status.fold import overall
 from kmatrix.status.look import Look, look
 from kmatrix.status.wanted import GPUS_AXIS, adaptive_seeds, end_of, families_of_plan, has_adaptive_seeds
 from kmatrix.text import assignment, first_names
-
-CLOCK_S, CLOCK_SHARE = 5.0, 0.01  # wall and monotonic time of an attempt differ by more: somebody set the clock
 
 
 def analyse(matrix: MatrixDir) -> Results:
@@ -72,7 +69,6 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
         status=Status.PLANNED if all(one.status is Status.PLANNED for one in states) else overall(states),
         created=plan.created,
         ended=None if is_running else max(last, default=None),
-        took_s=None if is_running else _took(seen),
         command=plan.command,
         overrides=tuple(assignment(*word.split("=", 1)) for word in plan.overrides),
         equal=plan.equal,
@@ -106,25 +102,6 @@ def _counts(runs: Sequence[Run]) -> dict[str, int]:
     found = {str(status): needed[status] for status in Status if needed[status]}
     reserve = sum(run.reserve for run in runs)
     return found | ({"in reserve": reserve} if reserve else {})
-
-
-def _took(seen: Look) -> float | None:
-    """Return the seconds in which an attempt of a matrix was active.
-
-    Unknown if none has ended, or if the clock was set while one ran: then their times do not tell which ran together.
-    """
-    spans = []
-    for attempt in (attempt for state in seen.states.values() for attempt in state.attempts):
-        if (end := attempt.end) is None:
-            continue
-        if end.at and abs(end.at - attempt.started - end.seconds) > max(CLOCK_S, CLOCK_SHARE * end.seconds):
-            return None
-        spans.append((attempt.started, attempt.started + end.seconds))
-    took, active = 0.0, -math.inf
-    for begin, until in sorted(spans):
-        took += max(0.0, until - max(begin, active))
-        active = max(active, until)
-    return took if spans else None
 
 
 def _scaling(configurations: Mapping[str, Configuration], runs: Mapping[str, Run]) -> Iterator[ScalingRow]:

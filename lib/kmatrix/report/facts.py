@@ -15,7 +15,6 @@ SOFTWARE = ("torch", "numpy", "kconfiglib", "nvidia-ml-py")  # packages of the p
 def facts_of(plan: Plan, runs: Sequence[Run]) -> dict[str, str]:
     """Return the facts that are known: name -> text."""
     about: Mapping[str, Any] = plan.provenance
-    driver, environment = about.get("driver") or {}, about.get("environment") or {}
     versions = {name: (about.get("versions") or {}).get(name) for name in SOFTWARE} | {"Python": about.get("python")}
     commit = str(about.get("git_commit") or "")[:10]
     facts = {
@@ -24,9 +23,6 @@ def facts_of(plan: Plan, runs: Sequence[Run]) -> dict[str, str]:
         "Code": commit and f"git {commit}{' with uncommitted changes' if about.get('git_dirty') else ''}",
         "Model": ", ".join(_models(runs)),
         "Data": first_names(dict.fromkeys(_data(runs))),
-        "Driver": ", ".join(f"{name} {value}" for name, value in driver.items() if value),
-        "Kernel": about.get("kernel") or "",
-        "Environment": " ".join(f"{name}={value}" for name, value in environment.items()),
     }
     return {name: text for name, text in facts.items() if text}
 

@@ -102,7 +102,6 @@ def read_run(source: Source) -> Run:
             totals = TrainingTotals(
                 **{name: _known(used, metrics, name) for name in ("tokens", "seconds")},
                 device=device,
-                reused=bool(run.reused_from),
                 running=state.status is Status.RUNNING,
             )
             gpu = gpu_of(folder, totals, nodes)

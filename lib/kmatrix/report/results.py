@@ -193,7 +193,6 @@ class Results(Record, frozen=True, kw_only=True):
     status: Status
     created: Annotated[float | None, Meta(description="Unix s")]
     ended: Annotated[float | None, Meta(description="Unix s; null while a run is active")]
-    took_s: Annotated[float | None, Meta(description="sum of the times in which a run was active, s")]
     command: Annotated[str, Meta(description="that made the matrix, quoted for a shell")]
     overrides: Annotated[tuple[str, ...], Meta(description="NAME=value, quoted for a shell")]
     equal: Annotated[str, Meta(description="the budget that all runs share")]

@@ -37,12 +37,7 @@ SAME = (  # fields of a run with the same name in all_results.json
 
 
 def write_summary(matrix: MatrixDir, results: Results) -> str:
-    """Write the summary and the files for other programs; return the text of the summary.
-
-    The summary lists the page and the graphs that exist: make them first. Raises OSError.
-    """
-    drawn = sorted(path.relative_to(matrix.path).as_posix() for path in matrix.graphs.glob("*.png"))
-    page = [matrix.page.name] if matrix.page.exists() else []
+    """Write the summary and the files for other programs; return the text of the summary. Raises OSError."""
     files: dict[Path, bytes] = {
         matrix.results: indented(results),
         matrix.all_results: indented([original(run) for run in results.runs]),
@@ -50,8 +45,7 @@ def write_summary(matrix: MatrixDir, results: Results) -> str:
         matrix.results_csv: results_csv(results).encode(),
         matrix.junit: junit(results).encode(),
     }
-    names = [matrix.summary.name, *(path.name for path in files), *page, *drawn]
-    text = summary(results, tracker_lines(matrix, results), names, matrix.path.name)
+    text = summary(results, tracker_lines(matrix, results))
     # The summary last: it refers to the other files.
     for path, content in {**files, matrix.summary: text.encode()}.items():
         write_bytes(path, content)
@@ -65,9 +59,9 @@ def draw_graphs(matrix: MatrixDir, results: Results) -> tuple[list[Path], list[s
     return [*files, *more], [*missing, *without]
 
 
-def summary(results: Results, trackers: Sequence[str] = (), files: Sequence[str] = (), folder: str = "") -> str:
-    """Return the content of summary_report.txt. trackers: lines about them.  files: of the report, in `folder`."""
-    return render(TEXT, "summary.txt.j2", results, trackers=trackers, files=files, folder=folder)
+def summary(results: Results, trackers: Sequence[str] = ()) -> str:
+    """Return the content of summary_report.txt. trackers: lines about them."""
+    return render(TEXT, "summary.txt.j2", results, trackers=trackers)
 
 
 def markdown(matrix: MatrixDir, results: Results) -> str:

@@ -402,13 +402,3 @@ def test_the_reason_why_nothing_was_recorded_is_told(tmp_path):
     reason = "no GPU and no rank found: nothing is recorded; the NVIDIA driver does not respond: Unknown Error"
     append_jsonl(run.gpu_events, {"time": 1.0, "event": NOTHING_RECORDED, "gpu_index": None, "text": reason})
     assert gpu_of(run, TrainingTotals()).notes == (reason,)
-
-
-def test_energy_has_a_price_and_emissions_but_not_of_a_reused_run(tmp_path):
-    run = RunDir(tmp_path)
-    record(run, FakeGpus(**TWO, counter=True))
-    write_json(run.run_json, {"name": "run", "symbols": {"ENERGY_PRICE": "0.25", "CO2_FACTOR": "400"}})
-    gpu, reused = measured(run), measured(run, reused=True)
-    kwh = 2 * 59 * 150 / 3.6e6
-    assert (gpu.energy_cost, gpu.co2_g) == pytest.approx((kwh / 4, 400 * kwh))
-    assert (reused.energy_cost, reused.co2_g) == (None, None)

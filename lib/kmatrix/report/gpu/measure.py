@@ -21,7 +21,6 @@ from kmatrix.gpu.xid import xids_text
 from kmatrix.records.decode import decode_lines, decode_optional, replaced
 from kmatrix.records.events import EventLine, PhaseLine
 from kmatrix.records.paths import RunDir
-from kmatrix.records.runs import RunFile, read_run_file_or_empty
 from kmatrix.report.gpu.energy import joules_within, steps_of, within
 from kmatrix.report.gpu.recordings import Node, recordings_of
 from kmatrix.report.gpu.results import Device, DeviceFacts, Gpu, Period, Statistics
@@ -34,7 +33,6 @@ from kmatrix.text import duration, plural, time_of_day
 WHOLE, TRAINING = "recording", "training"  # periods
 MIN_COVERAGE = 0.9  # share of a period that must be sampled for its energy per token to be known
 SILENT_S = 1.0  # without any value for this long, a GPU did not respond
-JOULES_PER_KWH = 3.6e6
 COMPUTED = (NO_RESPONSE, NO_POWER, EXCLUDED_ATTEMPT)  # in warnings of the recorder which the report replaces
 NOTHING_RECORDED, XID = "nothing recorded", "xid"  # events of the recorder
 
@@ -46,7 +44,6 @@ class TrainingTotals:
     tokens: int | None = None
     seconds: float | None = None  # of its training
     device: str = ""  # "gpu", "cpu" or ""
-    reused: bool = False  # from another matrix
     running: bool = False  # its last attempt has not ended
 
 
@@ -242,8 +239,6 @@ def _combined(
     is_peak_known = len(nodes) == 1 and not np.isnan(memory).all()
     # Ranks share the memory of their host.
     sizes = {device.label if unit == "GPU" else device.host: device.memory_total for device in devices}
-    run = read_run_file_or_empty(nodes[0].folder)
-    paid = None if totals.reused else whole.joules  # a reused run costs nothing in its new matrix
     is_counted = np.isfinite(samples["energy_j"]).any(axis=0).all()
     phases = Counter[str]()
     for line in decode_lines(nodes[0].folder.phases, PhaseLine):
@@ -259,8 +254,6 @@ def _combined(
         training=training,
         memory_used_max=float(np.nansum(memory, axis=1).max()) if is_peak_known else None,
         memory_total=complete_sum(list(sizes.values())),
-        energy_cost=_per_kwh(run, "ENERGY_PRICE", paid),
-        co2_g=_per_kwh(run, "CO2_FACTOR", paid),
         phases={phase: seconds for phase, seconds in phases.items() if seconds},
         has_earlier=has_earlier,
         ranks=ranks,
@@ -286,15 +279,6 @@ def _balances(devices: Sequence[Mapping[str, Statistics]], doubt: str) -> tuple[
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
-
-
-def _per_kwh(run: RunFile, symbol: str, joules: float | None) -> float | None:
-    """Return energy x a factor per kWh in a run.json; None if one of them is unknown."""
-    try:
-        factor = float(run.symbols.get(symbol, "").strip('"'))
-    except ValueError:
-        return None
-    return None if joules is None else joules / JOULES_PER_KWH * factor
 
 
 # ---- what samples do not show -----------------------------------------------------------------------------------

@@ -101,8 +101,6 @@ class Gpu(Record, frozen=True, kw_only=True):
     ] = None
     memory_used_max: Annotated[float | None, Meta(description="highest sum over the devices of an attempt, MiB")] = None
     memory_total: Annotated[float | None, Meta(description="memory of all GPUs, or of all hosts, MiB")] = None
-    energy_cost: Annotated[float | None, Meta(description="of the energy at ENERGY_PRICE, $")] = None
-    co2_g: Annotated[float | None, Meta(description="emissions of the energy at CO2_FACTOR, g")] = None
     phases: Annotated[dict[str, float], Meta(description="phase without training -> s")] = field(default_factory=dict)
     has_earlier: Annotated[bool, Meta(description="time and energy include attempts on other devices")] = False
     ranks: Annotated[Ranks | None, Meta(description="compute time of each rank; null: unknown")] = None
