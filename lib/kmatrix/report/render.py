@@ -127,11 +127,6 @@ def text_table(found: Table, width: int | None = WIDTH) -> str:
     return "\n".join(table(columns(found.titles, found.words), found.rows, width, rule=True))
 
 
-def rows_table(rows: Sequence[Sequence[str]], titles: Sequence[str], words: Sequence[int] = (0,)) -> str:
-    """Return rows that a template made as a table that is as wide as needed."""
-    return text_table(Table(titles=titles, rows=rows, words=words), None)
-
-
 def average(values: Sequence[float | None]) -> float | None:
     """Return the mean of the known values, None without any."""
     known = [value for value in values if value is not None]
@@ -174,11 +169,9 @@ FILTERS: dict[str, Callable[..., Any]] = {
     **_functions(kmatrix.text),
     **_functions(wording),
     "among": _among,
-    "average": average,
     "code_block": code_block,
     "cv": cv_text,
     "one_line": one_line,
-    "rows_table": rows_table,
     "tail": lambda lines: printable("\n".join(lines)).splitlines(),
     "time": lambda unix: time_of_day(unix, utc=True),
     "wrap": _wrap,

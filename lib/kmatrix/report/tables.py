@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kmatrix.gpu.balance import Balance, cv_text
+from kmatrix.gpu.balance import cv_text
 from kmatrix.records.runs import RunNumbers
 from kmatrix.report import wording
+from kmatrix.report.gpu.results import RecordedRun
 from kmatrix.report.ranking import NOT_AMOUNTS
 from kmatrix.report.results import Ranking, Results, Run
 from kmatrix.text import UNKNOWN, count, duration, fixed, joules, plural, signed
@@ -209,14 +210,15 @@ def _test(test: TargetTest | None) -> str:
     return f"{'yes' if test.is_below else 'not shown'}, {wording.p_text(test.p_holm)}"
 
 
-def devices(results: Results) -> Table:
+def devices(runs: Sequence[Run | RecordedRun]) -> Table:
     """Return the devices of each run: means of the training where it is known."""
     rows = []
-    for run in results.runs:
+    for run in runs:
         if run.gpu is None or not run.gpu.gpus:
             continue
         gpu, main = run.gpu, run.gpu.main
         heat = [device.whole["temperature"].max for device in gpu.gpus if "temperature" in device.whole]
+        even = main.balance.get("memory_used")
         peak, capacity = gpu.memory_used_max, gpu.memory_total if gpu.unit == "GPU" else None
         rows.append({
             "run": run.name,
@@ -228,13 +230,9 @@ def devices(results: Results) -> Table:
             "W": fixed(main.mean_power),
             "energy": joules(gpu.whole.joules),
             "max °C": fixed(max(heat, default=None), 0),
-            "CV of memory / power": " / ".join(map(_balance, map(main.balance.get, ("memory_used", "power")))),
+            "CV of memory": "n/a" if even is None else f"{cv_text(even.cv)} {even.quality}",
         })  # fmt: skip
-    return table_of(rows, ("devices", "CV of memory / power"))
-
-
-def _balance(one: Balance | None) -> str:
-    return "n/a" if one is None else f"{cv_text(one.cv)} {one.quality}"
+    return table_of(rows, ("devices", "CV of memory"))
 
 
 def differing(results: Results) -> Table:

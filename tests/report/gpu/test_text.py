@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 from gpu_factory import FakeGpus, record, write_foreign, write_timings
 from kmatrix.errors import RecordError
 from kmatrix.records.paths import RunDir
+from kmatrix.report.analyse import analyse
 from kmatrix.report.gpu.folders import find_recorded, read_folder, summarize
 from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
 from kmatrix.report.gpu.results import RecordedRun
 from kmatrix.report.render import TEXT, environment, plain
+from kmatrix.report.write import summary
 from kmatrix.text import WIDTH
 from records_factory import FakeRun, make_matrix
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def sections(runs):
-    return plain(str(environment(TEXT).get_template("gpu.txt.j2").module.sections(runs)))
 
 
 def matrix_of_all_kinds(root):
@@ -49,10 +47,10 @@ def matrix_of_all_kinds(root):
     return matrix
 
 
-def test_the_report_and_the_sections_of_a_matrix(golden, tmp_path):
+def test_the_report_and_the_summary_of_a_matrix(golden, tmp_path):
     matrix = matrix_of_all_kinds(tmp_path)
     golden("consolidated_gpus.txt", summarize(matrix.path))
-    golden("summary_gpus.txt", sections(read_folder(matrix.path).runs))
+    golden("summary_gpus.txt", summary(analyse(matrix)).partition("GPUs, or ranks on the CPU")[2])
 
 
 @settings(deadline=None, max_examples=20)
@@ -62,7 +60,8 @@ def test_no_line_is_wider_than_a_report(tmp_path_factory, devices, name):
     each = {"memory": (12_800.0,) * devices, "power": (150.0,) * devices, "utilization": (95.0,) * devices}
     record(folder, FakeGpus(**each, samples=2), summary={"warnings": ["a note " * 30]})
     gpu = gpu_of(folder, TrainingTotals(device="gpu"))
-    lines = sections([RecordedRun(name=name, optimizer="adamw", status="finished", gpu=gpu)]).splitlines()
+    run = RecordedRun(name=name, optimizer="adamw", status="finished", gpu=gpu)
+    lines = plain(str(environment(TEXT).get_template("gpu.txt.j2").module.consolidated("m", [run]))).splitlines()
     assert max(len(line) for line in lines if line.strip() != name) <= WIDTH
 
 
