@@ -66,5 +66,4 @@ def test_a_matrix_names_the_hosts_that_trained_and_where_each_attempt_began(matr
 
     machine = next(line for line in lines if line.startswith("Machine"))
     assert machine == "Machine   n1, n2, n3, n4, AMD EPYC 7R32"
-    assert "    1: node lost on n8, n9 is lost" in lines
-    assert "    2: finished on n1" in lines
+    assert f"{run.name}  1: node lost on n8, n9 is lost; 2: finished on n1" in lines

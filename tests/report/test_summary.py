@@ -140,10 +140,8 @@ def test_the_attempts_of_a_run_are_listed(tmp_path):
     edit_attempt(run, 1, end={"kind": "oom", "reason": "out of memory", "exits": exits}, code="c0de")
     lines = summary_of(matrix).splitlines()
     begin = lines.index("Attempts")
-    assert lines[begin + 2 : begin + 5] == [
-        "gpt2_adamw_1cpu",
-        "    1: oom, out of memory",
-        "    2: finished, micro-batch 6",
-    ]
+    assert lines[begin + 2] == (
+        "gpt2_adamw_1cpu  1: oom on node-1, out of memory; 2: finished on node-1, micro-batch 6"
+    )
     first, second = read_json(matrix.results)["runs"][0]["attempts"]
     assert (first["end"]["kind"], first["end"]["reason"], second["micro_batch"]) == ("oom", "out of memory", 6)

@@ -20,9 +20,7 @@ from kmatrix.report.gpu.energy import joules_at
 from kmatrix.report.gpu.samples import Samples
 
 MOST_POINTS = 200  # of a curve
-# Numbers of a run that are the newest values of a metric, and those that are medians
-NEWEST = ("hellaswag_accuracy", "hellaswag_accuracy_norm", "core_metric", "core_standard_error", "sparsity")
-TYPICAL = ("tokens_per_second", "mfu", "step_ms")
+TYPICAL = ("tokens_per_second", "mfu", "step_ms")  # numbers of a run: medians
 
 
 class TrainingLosses(Record, frozen=True, kw_only=True):
@@ -61,11 +59,6 @@ class LossLine(Record, frozen=True, kw_only=True, gc=False):
     val_loss: Number | None = record_field(name="val/loss", default=nan)
     train_loss: Number | None = record_field(name="train/loss", default=nan)
     bits_per_byte: Number | None = record_field(name="val/bits_per_byte", default=nan)
-    hellaswag_accuracy: Number | None = record_field(name="hellaswag/accuracy", default=nan)
-    hellaswag_accuracy_norm: Number | None = record_field(name="hellaswag/accuracy_norm", default=nan)
-    core_metric: Number | None = record_field(name="core/metric", default=nan)
-    core_standard_error: Number | None = record_field(name="core/standard_error", default=nan)
-    sparsity: Number | None = nan
     tokens_per_second: Number | None = record_field(name="throughput/tokens_per_s", default=nan)
     mfu: Number | None = record_field(name="throughput/mfu", default=nan)
     step_ms: Number | None = record_field(name="throughput/step_ms", default=nan)
@@ -165,8 +158,7 @@ def _numbers(log: Log, seconds: np.ndarray) -> RunNumbers:
     if not log.lines:
         return RunNumbers()
     bits = log["bits_per_byte"]
-    found: dict[str, Any] = {name: _newest(log[name]) for name in NEWEST}
-    found |= {name: _typical(log[name]) for name in TYPICAL}
+    found: dict[str, Any] = {name: _typical(log[name]) for name in TYPICAL}
     if measured := [*log.evaluated[-1:], *log.trained[-1:]]:
         found["seconds"] = _number(seconds[max(measured)])
     if len(log.evaluated):

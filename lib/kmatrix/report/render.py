@@ -32,10 +32,6 @@ MOST_ROWS = 100  # of a table in Markdown: a comment at GitHub has at most 65,53
 # Characters that mean something inside a line of Markdown. Nothing begins with "< ": "p < 0.001" stays readable.
 SPECIAL = re.compile(r"[\\`*_\[\]>#|~$&]|<(?! )")
 BACKTICKS = re.compile("`+")
-CORE_NOISE = (
-    "CORE: equal runs of nanochat varied by a standard deviation of 0.005 to 0.012 (docs/evaluation.md); "
-    "configurations are ranked by their losses"
-)
 GAP = "\N{PARAGRAPH SEPARATOR}"  # stands for an empty line of a text: all others are of the template
 
 
@@ -79,7 +75,7 @@ def environment(kind: str) -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    found.globals.update(tables=tables, wording=wording, gap=GAP, core_noise=CORE_NOISE)
+    found.globals.update(tables=tables, wording=wording, gap=GAP)
     found.filters.update(FILTERS, **OWN_FILTERS[kind])
     return found
 
@@ -108,13 +104,6 @@ def escaped(text: object) -> str:
     ('a\\|b \\* c', 'p < 0.001 \\<b\\>')
     """
     return SPECIAL.sub(lambda found: f"\\{found[0]}", str(text))
-
-
-def code_block(lines: Iterable[str], indent: str = "") -> str:
-    """Return lines as a block of code in Markdown, whatever they contain."""
-    text = "\n".join(lines)
-    fence = "`" * max([3, *(len(found) + 1 for found in BACKTICKS.findall(text))])
-    return "\n".join(f"{indent}{line}" for line in f"{fence}text\n{text}\n{fence}".splitlines())
 
 
 def one_line(text: object) -> str:
@@ -169,7 +158,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     **_functions(kmatrix.text),
     **_functions(wording),
     "among": _among,
-    "code_block": code_block,
     "cv": cv_text,
     "one_line": one_line,
     "tail": lambda lines: printable("\n".join(lines)).splitlines(),

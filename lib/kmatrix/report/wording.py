@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kmatrix.records.attempts import Attempt
 from kmatrix.records.decode import Scalar
 from kmatrix.records.runs import Status
 from kmatrix.report.results import Configuration, Cost, Ranking, Results, Run
@@ -212,6 +213,13 @@ def value_text(value: Scalar) -> str:
     if isinstance(value, str):
         return shortened(" ".join(value.split()), MOST_VALUE)
     return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def attempt(one: Attempt) -> str:
+    """Return an attempt: `1: oom on n1, out of memory`."""
+    kind = f"{one.number}: {one.end.kind if one.end else 'running'}{one.host and f' on {one.host}'}"
+    batch = f"micro-batch {one.micro_batch}" if one.micro_batch else ""
+    return ", ".join(filter(None, [kind, batch, one.end.reason if one.end else ""]))
 
 
 def when(alert: Alert) -> str:
