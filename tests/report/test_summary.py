@@ -66,14 +66,6 @@ def test_no_line_is_wider_than_80_columns_even_with_long_names(tmp_path):
     assert all(run.name in text for run in runs)
 
 
-def test_mfu_is_not_applicable_on_the_cpu_and_unknown_for_a_gpu_without_a_peak(tmp_path):
-    text = summary_of(make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon", device="cuda")]))
-    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("gpt2_")}
-    assert "n/a" in rows["gpt2_adamw_1cpu"]
-    assert "n/a" not in rows["gpt2_muon_1gpu"]
-    assert "-" in rows["gpt2_muon_1gpu"]
-
-
 def test_a_second_report_has_the_same_text_and_needs_no_earlier_report(tmp_path):
     matrix = make_matrix(tmp_path, [FakeRun(), FakeRun(optimizer="muon")])
     first = summary_of(matrix)

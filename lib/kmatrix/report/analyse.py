@@ -63,12 +63,10 @@ def results_of(matrix: MatrixDir, seen: Look, runs: Sequence[Run]) -> Results:
         by_name = {run.name: run for run in runs}
     files = run_files(matrix.path)
     states = [state for name, state in seen.states.items() if name not in reserve]
-    last = [attempt.end.at for state in seen.states.values() for attempt in state.attempts if attempt.end]
     results = Results(
         name=plan.name or matrix.name,
         status=Status.PLANNED if all(one.status is Status.PLANNED for one in states) else overall(states),
         created=plan.created,
-        ended=None if is_running else max(last, default=None),
         command=plan.command,
         overrides=tuple(assignment(*word.split("=", 1)) for word in plan.overrides),
         equal=plan.equal,

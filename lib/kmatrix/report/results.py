@@ -192,7 +192,6 @@ class Results(Record, frozen=True, kw_only=True):
     name: str
     status: Status
     created: Annotated[float | None, Meta(description="Unix s")]
-    ended: Annotated[float | None, Meta(description="Unix s; null while a run is active")]
     command: Annotated[str, Meta(description="that made the matrix, quoted for a shell")]
     overrides: Annotated[tuple[str, ...], Meta(description="NAME=value, quoted for a shell")]
     equal: Annotated[str, Meta(description="the budget that all runs share")]

@@ -56,38 +56,28 @@ def table_of(rows: Sequence[Row], words: Collection[str] = ()) -> Table:
 
 def runs(results: Results) -> Table:
     """Return a row per run."""
-    devices = {run.device for run in results.runs if run.device}
-    ranks = "ranks" if devices == {"cpu"} else "GPUs"
     rows = []
     for run in results.runs:
-        mark = "cpu" if len(devices) > 1 and run.device == "cpu" else ""
-        best = wording.loss(run.best_val_loss)
+        best = wording.known("best_val_loss", run.best_val_loss)
         rows.append(
             {
                 "run": run.name,
                 "optimizer": run.optimizer or UNKNOWN,
-                ranks: UNKNOWN if run.world_size is None else f"{run.world_size}{mark}",
+                "ranks": UNKNOWN if run.world_size is None else str(run.world_size),
                 "seed": UNKNOWN if run.seed is None else str(run.seed),
                 "val loss": wording.loss(run.final_val_loss) + wording.unfinished(run),
-                "best@step": best
-                if run.best_val_loss is None or run.best_val_step is None
-                else f"{best}@{run.best_val_step}",
+                "best@step": best and f"{best}@{run.best_val_step}",
                 "ppl": wording.perplexity(run.perplexity),
                 "tokens": count(run.tokens),
                 "sparsity": None if run.pruning == "none" else wording.quantity("sparsity", run.sparsity),
                 "tok/s": count(run.tokens_per_second),
-                "MFU": utilization(run),
+                "MFU": wording.known("mfu", run.mfu),
                 "time": duration(run.seconds),
                 # Trained in another matrix: its time and speed are of another day, or another machine.
                 "status": f"{run.status}, reused" if run.reused_from else "reserve" if run.reserve else str(run.status),
             }
         )
     return table_of(rows, ("optimizer", "status"))
-
-
-def utilization(run: Run) -> str:
-    """Return MFU in percent; n/a on the CPU, whose peak is unknown."""
-    return "n/a" if run.mfu is None and run.device == "cpu" else wording.quantity("mfu", run.mfu)
 
 
 def loss_note(results: Results) -> str:
