@@ -23,7 +23,7 @@ def main():
     parser.add_argument("--output", metavar="DIR", type=Path, help="output directory (default: graphs/ in DIR)")
     args = parser.parse_args()
     folder = find_recorded(args.folder, Path())
-    files, missing = draw(read_folder(folder), args.output or folder / "graphs")
+    files, missing = draw(*read_folder(folder), args.output or folder / "graphs")
     print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {reason}" for reason in missing)]))
     return 0
 

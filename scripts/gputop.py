@@ -17,7 +17,7 @@ __all__ = ["GPUMonitor", "main"]  # for `import scripts.gputop`: docs/gputop.md
 
 if __name__ == "__main__":
     if any(word.partition("=")[0] in ("--gen-graph", "--compare") for word in sys.argv[1:]):  # the report draws these
-        from kmatrix.report.gpu.recording_graphs import main as draw
+        from kmatrix.report.gpu.graphs import main as draw
 
         sys.exit(draw(sys.argv[1:]))
     sys.exit(run(sys.argv[1:]))

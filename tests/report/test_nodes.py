@@ -7,7 +7,7 @@ import pytest
 from gpu_factory import FakeGpus, record
 from kmatrix.records.files import read_json, write_json
 from kmatrix.report.analyse import analyse
-from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
+from kmatrix.report.gpu.measure import gpu_of
 from kmatrix.report.write import summary
 from records_factory import FakeRun, edit_attempt, make_matrix
 
@@ -40,7 +40,7 @@ def test_recordings_of_all_nodes_are_one_with_hosts_and_their_sums(matrix):
     for node in range(4):
         record(folder_of(run, node), FakeGpus())
     (found,) = analyse(matrix).runs
-    one = gpu_of(folder_of(run, 3), TrainingTotals(device="gpu"))
+    one = gpu_of(folder_of(run, 3))
     assert [device.host for device in found.gpu.gpus] == [f"n{node + 1}" for node in range(4) for _ in one.gpus]
     assert found.gpu.whole.joules == pytest.approx(4 * one.whole.joules)
     assert found.gpu.whole.memory_used_mean == pytest.approx(4 * one.whole.memory_used_mean)

@@ -18,7 +18,7 @@ from kmatrix.records.matrix import run_files
 from kmatrix.records.paths import RunDir
 from kmatrix.records.runs import RunFile, RunNumbers, RunResult, Status
 from kmatrix.records.tracking import read_track
-from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
+from kmatrix.report.gpu.measure import gpu_of
 from kmatrix.report.gpu.recordings import recordings_of
 from kmatrix.report.metrics import Metrics
 from kmatrix.report.metrics import read as read_metrics
@@ -99,12 +99,8 @@ def read_run(source: Source) -> Run:
         try:
             nodes = recordings_of(folder)
             metrics = read_metrics(folder, nodes[0].samples if len(nodes) == 1 else None)
-            totals = TrainingTotals(
-                **{name: _known(used, metrics, name) for name in ("tokens", "seconds")},
-                device=device,
-                running=state.status is Status.RUNNING,
-            )
-            gpu = gpu_of(folder, totals, nodes)
+            totals = {name: _known(used, metrics, name) for name in ("tokens", "seconds")}
+            gpu = gpu_of(folder, nodes, **totals, running=state.status is Status.RUNNING)
         except (RecordError, OSError) as damage:
             error = str(damage).replace(f"{folder.path}/", "")
     loss = loss_of(files, state)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from kmatrix.gpu.balance import cv_text
 from kmatrix.records.runs import RunNumbers
 from kmatrix.report import wording
-from kmatrix.report.gpu.results import RecordedRun
 from kmatrix.report.ranking import NOT_AMOUNTS
 from kmatrix.report.results import Ranking, Results, Run
 from kmatrix.text import UNKNOWN, count, duration, fixed, joules, plural, signed
@@ -200,7 +199,7 @@ def _test(test: TargetTest | None) -> str:
     return f"{'yes' if test.is_below else 'not shown'}, {wording.p_text(test.p_holm)}"
 
 
-def devices(runs: Sequence[Run | RecordedRun]) -> Table:
+def devices(runs: Sequence[Run]) -> Table:
     """Return the devices of each run: means of the training where it is known."""
     rows = []
     for run in runs:

@@ -19,7 +19,6 @@ from kmatrix.records.runs import Status
 from kmatrix.records.tracking import first_of_each, pending_messages, sync_status
 from kmatrix.report import graphs
 from kmatrix.report.gpu import graphs as gpu_graphs
-from kmatrix.report.gpu.folders import folder_of
 from kmatrix.report.gpu.results import Gpu
 from kmatrix.report.render import HTML, MARKDOWN, TEXT, render
 from kmatrix.report.results import Results, Run
@@ -55,7 +54,7 @@ def write_summary(matrix: MatrixDir, results: Results) -> str:
 def draw_graphs(matrix: MatrixDir, results: Results) -> tuple[list[Path], list[str]]:
     """Draw every graph that has data; return the files, and the reason for each graph that was not drawn."""
     files, missing = graphs.draw(results, matrix.graphs)
-    more, without = gpu_graphs.draw(folder_of(matrix.path, results), matrix.graphs)
+    more, without = gpu_graphs.draw(matrix.path, results.runs, matrix.graphs)
     return [*files, *more], [*missing, *without]
 
 

@@ -18,12 +18,11 @@ from gpu_factory import FakeGpus, record, write_phases
 from kmatrix.records.paths import RunDir
 from kmatrix.report.figure import RC_PARAMS
 from kmatrix.report.gpu import graphs
-from kmatrix.report.gpu.folders import RecordedFolder
-from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
-from kmatrix.report.gpu.recording_graphs import draw, main, read_recordings
+from kmatrix.report.gpu.graphs import draw_recordings, main, read_recordings
+from kmatrix.report.gpu.measure import gpu_of
 from kmatrix.report.gpu.recordings import recordings_of
-from kmatrix.report.gpu.results import RecordedRun
 from kmatrix.report.gpu.timeline import timeline_of
+from kmatrix.report.results import Run
 
 NAMES = [
     *("gpu_memory_comparison", "per_gpu_memory_breakdown", "gpu_load_balance_analysis", "gpu_timeline_utilization"),
@@ -44,9 +43,9 @@ def runs_of(root, devices, count, **values):
         rest = {name: value for name, value in values.items() if not isinstance(value, float)}
         record(run_dir, FakeGpus(samples=40, **gpus, **rest))
         write_phases(run_dir, ("set-up", 0, 8), ("evaluation", 15, 18), ("checkpoint", 25, 27), end=35)
-        gpu = gpu_of(run_dir, TrainingTotals(device="gpu"))
+        gpu = gpu_of(run_dir)
         status = "failed" if number == 3 else "finished"
-        found.append(RecordedRun(name=run_dir.name, optimizer=optimizer, status=status, gpu=gpu))
+        found.append(Run(name=run_dir.name, optimizer=optimizer, status=status, gpu=gpu))
     return found
 
 
@@ -76,15 +75,12 @@ def test_no_text_is_cut_off_or_overlaps(tmp_path, devices, count):
 
 def test_a_file_per_picture_is_written_and_what_is_missing_is_named(tmp_path):
     runs = runs_of(tmp_path, 2, 1)
-    unread = gpu_of(RunDir(tmp_path / "bad"), TrainingTotals())
+    unread = gpu_of(RunDir(tmp_path / "bad"))
     assert unread is None
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "gpu_metrics.csv").write_text("timestamp,gpu_index\n")
-    bad = RecordedRun(name="bad", gpu=gpu_of(RunDir(tmp_path / "bad"), TrainingTotals()))
-    folder = RecordedFolder(
-        name="m", runs=[*runs, bad], timeline=lambda run: timeline_of(recordings_of(RunDir(tmp_path / run.name)))
-    )
-    files, (note,) = graphs.draw(folder, tmp_path / "graphs")
+    bad = Run(name="bad", status="finished", gpu=gpu_of(RunDir(tmp_path / "bad")))
+    files, (note,) = graphs.draw(tmp_path, [*runs, bad], tmp_path / "graphs")
     assert [path.stem for path in files] == NAMES
     assert all(path.stat().st_size > 0 for path in files)
     assert note.startswith("bad: gpu_metrics.csv is not a GPU recording")
@@ -120,7 +116,7 @@ def test_the_worst_of_many_gpus_is_named_next_to_their_range(tmp_path):
     each = [150.0] * 9 + [90.0]
     run_dir = RunDir(tmp_path / "gpt2_adamw")
     record(run_dir, FakeGpus(memory=(1.0,) * 10, power=each, utilization=(1.0,) * 10))
-    runs = [RecordedRun(name="gpt2_adamw", gpu=gpu_of(run_dir, TrainingTotals()))]
+    runs = [Run(name="gpt2_adamw", status="finished", gpu=gpu_of(run_dir))]
     figure = figures(tmp_path, runs)["power"]
     assert figure.axes[0].get_title(loc="left") == "gpt2_adamw, GPU 9"
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -201,7 +197,7 @@ def test_the_graphs_of_recordings_are_readable_and_marked_if_simulated(here, gpu
         [original(here / "a.json", gpus=gpus), original(here / "b.json", name="NVIDIA A10G (simulated)")]
     )
     with matplotlib.style.context(["default", RC_PARAMS]):
-        drawn = [draw([one]), draw([one, other]), draw([other])]
+        drawn = [draw_recordings(each) for each in ([one], [one, other], [other])]
     assert [layout_problems(figure) for figure in drawn] == [[], [], []]
     marks = [" ".join(text.get_text() for text in figure.findobj(Text)) for figure in drawn]
     assert ["simulated" in mark for mark in marks] == [False, True, True]
@@ -210,7 +206,7 @@ def test_the_graphs_of_recordings_are_readable_and_marked_if_simulated(here, gpu
 def test_the_gpus_of_a_recording_are_a_band_around_their_mean(here):
     recordings = read_recordings([original(here / "a.json", gpus=4), original(here / "b.json")])
     with matplotlib.style.context(["default", RC_PARAMS]):
-        figure = draw(recordings)
+        figure = draw_recordings(recordings)
     (power,) = [axes for axes in figure.axes if axes.get_title(loc="left") == "power, W"]
     heights = power.collections[0].get_paths()[0].vertices[:, 1]  # of the file with several GPUs
     assert (heights.min(), heights.max()) == (200.0, 230.0)

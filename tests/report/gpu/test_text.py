@@ -16,9 +16,9 @@ from kmatrix.errors import RecordError
 from kmatrix.records.paths import RunDir
 from kmatrix.report.analyse import analyse
 from kmatrix.report.gpu.folders import find_recorded, read_folder, summarize
-from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
-from kmatrix.report.gpu.results import RecordedRun
+from kmatrix.report.gpu.measure import gpu_of
 from kmatrix.report.render import TEXT, environment, plain
+from kmatrix.report.results import Run
 from kmatrix.report.write import summary
 from kmatrix.text import WIDTH
 from records_factory import FakeRun, make_matrix
@@ -59,8 +59,8 @@ def test_no_line_is_wider_than_a_report(tmp_path_factory, devices, name):
     folder = RunDir(tmp_path_factory.mktemp("run"))
     each = {"memory": (12_800.0,) * devices, "power": (150.0,) * devices, "utilization": (95.0,) * devices}
     record(folder, FakeGpus(**each, samples=2), summary={"warnings": ["a note " * 30]})
-    gpu = gpu_of(folder, TrainingTotals(device="gpu"))
-    run = RecordedRun(name=name, optimizer="adamw", status="finished", gpu=gpu)
+    gpu = gpu_of(folder)
+    run = Run(name=name, optimizer="adamw", status="finished", gpu=gpu)
     lines = plain(str(environment(TEXT).get_template("gpu.txt.j2").module.consolidated("m", [run]))).splitlines()
     assert max(len(line) for line in lines if line.strip() != name) <= WIDTH
 
@@ -84,7 +84,7 @@ def foreign_folder(root):
 
 
 def test_a_folder_of_the_original_project_is_read(tmp_path):
-    failed, finished = read_folder(foreign_folder(tmp_path)).runs
+    _, (failed, finished) = read_folder(foreign_folder(tmp_path))
     assert (finished.optimizer, finished.status, len(finished.gpu.gpus)) == ("adamwprune", "finished", 4)
     assert (failed.optimizer, failed.status, failed.gpu.whole.balance["memory_used"].quality) == (
         "adamw",
@@ -98,7 +98,7 @@ def test_large_recordings_are_read_by_several_processes(tmp_path, monkeypatch):
     folder = foreign_folder(tmp_path)
     expected = read_folder(folder)
     monkeypatch.setattr("kmatrix.report.read.LARGE", 0)
-    assert read_folder(folder).runs == expected.runs
+    assert read_folder(folder) == expected
 
 
 def test_a_recording_that_cannot_be_read_is_named_with_the_reason(tmp_path):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from kmatrix.records.files import finite
 from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status
 from kmatrix.report.analyse import analyse
-from kmatrix.report.gpu.measure import TrainingTotals, gpu_of
-from kmatrix.report.gpu.recordings import PATTERNS, recordings_of, text_recordings
-from kmatrix.report.gpu.results import RecordedRun
-from kmatrix.report.gpu.timeline import Timeline, timeline_of
+from kmatrix.report.gpu.measure import gpu_of
+from kmatrix.report.gpu.recordings import PATTERNS, text_recordings
 from kmatrix.report.read import of_each
 from kmatrix.report.render import TEXT, environment, plain
-from kmatrix.report.results import Results
+from kmatrix.report.results import Run
 
 
 def find_recorded(target: Path | None, results_dir: Path) -> Path:
@@ -32,52 +29,33 @@ def find_recorded(target: Path | None, results_dir: Path) -> Path:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedFolder:
-    """The runs of a folder."""
+def read_folder(folder: Path) -> tuple[Path, Sequence[Run]]:
+    """Return the folder that contains the runs of a matrix, of a folder, or of its parent, and the runs.
 
-    name: str
-    runs: Sequence[RecordedRun]
-    timeline: Callable[[RecordedRun], Timeline | None]  # of a run
-
-
-def folder_of(root: Path, results: Results) -> RecordedFolder:
-    """Return the runs of a matrix. root: its directory."""
-
-    def timeline(run: RecordedRun) -> Timeline | None:
-        return timeline_of(recordings_of(RunDir(root / run.name)), running=run.status == Status.RUNNING)
-
-    runs = [RecordedRun(name=run.name, optimizer=run.optimizer, status=run.status, gpu=run.gpu) for run in results.runs]
-    return RecordedFolder(name=results.name, runs=runs, timeline=timeline)
-
-
-def read_folder(folder: Path) -> RecordedFolder:
-    """Return the runs of a folder. Raises RecordError if there is no recording."""
-    folder = folder.resolve()
+    Raises RecordError if there is no recording.
+    """
+    root = folder = folder.resolve()
     matrix = MatrixDir(folder)
     if matrix.matrix_json.is_file():
-        found = folder_of(folder, analyse(matrix))
+        runs = analyse(matrix).runs
+    elif text_recordings(folder):
+        root, runs = folder.parent, (_foreign((folder, {})),)
     else:
-        pairs = _foreign_runs(folder)
-        timelines = {run.name: timeline for run, timeline in pairs}
-        runs = [run for run, _ in pairs]
-        found = RecordedFolder(name=folder.name, runs=runs, timeline=lambda run: timelines[run.name])
-    if not any(run.gpu for run in found.runs):
+        runs = tuple(_foreign_runs(folder))
+    if not any(run.gpu for run in runs):
         raise RecordError(f"no GPU recording in {folder}", hint="set GPU_MONITOR=y for the next matrix")
-    return found
+    return root, runs
 
 
 def summarize(folder: Path) -> str:
     """Return the consolidated GPU report of a folder. Raises RecordError if it has no recording."""
-    found = read_folder(folder)
+    root, runs = read_folder(folder)
     template: Any = environment(TEXT).get_template("gpu.txt.j2").module
-    return plain(str(template.consolidated(found.name, found.runs))).lstrip("\n")
+    return plain(str(template.consolidated(root.name, runs))).lstrip("\n")
 
 
-def _foreign_runs(folder: Path) -> list[tuple[RecordedRun, Timeline | None]]:
-    """Return the run in a folder; else all in it, also those that all_results.json of the original project lists."""
-    if text_recordings(folder):
-        return [_foreign((folder, {}))]
+def _foreign_runs(folder: Path) -> list[Run]:
+    """Return all runs in a folder, also those that all_results.json of the original project lists."""
     try:
         entries = json.loads((folder / "all_results.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -92,17 +70,18 @@ def _recorded_in(folder: Path) -> set[Path]:
     return {path.parent for pattern in PATTERNS for path in folder.glob(f"*/{pattern}")}
 
 
-def _foreign(found: tuple[Path, Mapping[str, Any]]) -> tuple[RecordedRun, Timeline | None]:
-    """Return a run of the original project over time. found: its folder, and its entry in all_results.json."""
+def _foreign(found: tuple[Path, Mapping[str, Any]]) -> Run:
+    """Return a run of the original project. found: its folder, and its entry in all_results.json."""
     folder, result = found
-    tokens, success = finite(result.get("tokens")), result.get("success")
-    totals = TrainingTotals(tokens=None if tokens is None else int(tokens), seconds=finite(result.get("elapsed_time")))
+    tokens = finite(result.get("tokens"))
     _, _, optimizer = folder.name.partition("_")  # gpt2_adamw_magnitude_50
-    recordings = recordings_of(RunDir(folder))
-    run = RecordedRun(
+    return Run(
         name=folder.name,
         optimizer=str(result.get("optimizer") or optimizer.partition("_")[0]),
-        status=str(Status.FINISHED if success else Status.FAILED) if isinstance(success, bool) else "",
-        gpu=gpu_of(RunDir(folder), totals, recordings),
+        status=Status.FAILED if result.get("success") is False else Status.FINISHED,
+        gpu=gpu_of(
+            RunDir(folder),
+            tokens=None if tokens is None else int(tokens),
+            seconds=finite(result.get("elapsed_time")),
+        ),
     )
-    return run, timeline_of(recordings)

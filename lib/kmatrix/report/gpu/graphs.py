@@ -1,7 +1,11 @@
-"""Draw the devices of runs as PNG: memory, balance, and each quantity over time. Each picture has one layout."""
+"""Draw the devices of runs as PNG: memory, balance, and each quantity over time. Each picture has one layout.
+
+`python scripts/gputop.py --gen-graph FILE` and `--compare FILE FILE` draw recordings of any format.
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,12 +17,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kmatrix.gpu.balance import cv_text
+from kmatrix.output import run_program
+from kmatrix.records.files import write_text
+from kmatrix.records.paths import RunDir
+from kmatrix.records.runs import Status
 from kmatrix.report import figure
-from kmatrix.report.gpu.folders import RecordedFolder
-from kmatrix.report.gpu.results import Device, Gpu, RecordedRun
+from kmatrix.report.gpu.recordings import Node, load, recordings_of
+from kmatrix.report.gpu.results import Device, Gpu
+from kmatrix.report.gpu.samples import Samples
 from kmatrix.report.gpu.spans import CHECKPOINT, ENDING, EVALUATION, SET_UP
-from kmatrix.report.gpu.timeline import Lane, Timeline
-from kmatrix.text import UNKNOWN, first_names, plural, shortened_names
+from kmatrix.report.gpu.timeline import Lane, Timeline, range_of, timeline_of
+from kmatrix.report.results import Run
+from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, fixed, plural, shortened_names, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,28 +47,32 @@ METRICS = {  # quantity -> its words, its unit, recorded units per unit
     "sm_clock": ("SM clock", "MHz", 1.0),
 }
 MARKS = "bar: mean   dot: peak   red: capacity"
-Recorded = tuple[RecordedRun, Gpu]
+Recorded = tuple[Run, Gpu]
+Recording = tuple[str, Samples, Timeline | None]  # name, and what was recorded
 
 
-def draw(recorded: RecordedFolder, folder: Path) -> tuple[list[Path], list[str]]:
+def draw(root: Path, runs: Sequence[Run], folder: Path) -> tuple[list[Path], list[str]]:
     """Draw the pictures of the devices into `folder`; return the files, and the reason for each that was not drawn.
 
-    Both are empty if no run has a recording.
+    root: contains the folders of the runs. Both are empty if no run has a recording.
     """
-    name, runs = recorded.name, recorded.runs
+    name = root.name
     unread = [f"{run.name}: {note}" for run in runs if run.gpu and not run.gpu.gpus for note in run.gpu.notes]
     known = [(run, run.gpu) for run in runs if run.gpu and run.gpu.gpus]
     # Ranks on the CPU are not drawn next to GPUs: their memory is another quantity.
     known = [(run, gpu) for run, gpu in known if gpu.unit == "GPU"] or known
     if not known:
         return [], unread
+    about, rows = figure.first_of(name, known, "runs")
+    timelines = [
+        timeline_of(recordings_of(RunDir(root / run.name)), running=run.status == Status.RUNNING) for run, _ in rows
+    ]
+    timed = [(row, one) for row, one in zip(rows, timelines, strict=True) if one]
     jobs: list[figure.Job] = [
         ("gpu_memory_comparison.png", partial(bars, name, known)),
         ("per_gpu_memory_breakdown.png", partial(per_gpu, name, known)),
         ("gpu_load_balance_analysis.png", partial(balance, name, known)),
     ]
-    about, rows = figure.first_of(name, known, "runs")
-    timed = [(row, one) for row in rows if (one := recorded.timeline(row[0]))]
     for quantity in METRICS:
         file = "gpu_memory_timeline.png" if quantity == "memory_used" else f"gpu_timeline_{quantity}.png"
         jobs.append((file, partial(over_time, about, timed, quantity)))
@@ -163,7 +177,7 @@ def over_time(about: str, timed: Sequence[tuple[Recorded, Timeline]], quantity: 
     time_name, seconds = figure.time_unit(max(one.seconds for _, one in drawn))
     for axes, label, (_, one) in zip(panels, _labels([row for row, _ in drawn]), drawn, strict=True):
         lanes, worst = one.lines(quantity)
-        draw_lanes(axes, lanes, seconds, size)
+        _draw_lanes(axes, lanes, seconds, size)
         axes.set_title(f"{label}, {worst}" if worst else label)
         if quantity == "memory_used" and one.capacity:
             axes.axhline(one.capacity / size, color=figure.ALARM, linewidth=1.1, linestyle="--", label="capacity")
@@ -176,11 +190,11 @@ def over_time(about: str, timed: Sequence[tuple[Recorded, Timeline]], quantity: 
     for axes in panels[-2:]:
         axes.set_xlabel(f"time since the start of the recording ({time_name})")
     picture.supylabel(f"{word} ({unit})", fontsize=10)
-    draw_legend(picture)
+    _draw_legend(picture)
     return picture
 
 
-def draw_lanes(axes: Axes, lanes: Sequence[Lane], seconds: float, size: float) -> None:
+def _draw_lanes(axes: Axes, lanes: Sequence[Lane], seconds: float, size: float) -> None:
     """Draw a line per lane with its range; NaN is a gap. seconds, size: of a unit of the axes, as recorded."""
     for place, one in enumerate(lanes):
         colour, dash = DEVICE_COLOURS[place % len(DEVICE_COLOURS)], figure.DASHES[place % len(figure.DASHES)]
@@ -189,17 +203,89 @@ def draw_lanes(axes: Axes, lanes: Sequence[Lane], seconds: float, size: float) -
         axes.plot(time, one.mean / size, color=colour, linewidth=1.3, linestyle=dash, label=one.label)
 
 
-def draw_legend(picture: Figure) -> None:
+def _draw_legend(picture: Figure) -> None:
     """Name what the panels show, outside of them."""
     found = {label: one for axes in picture.axes for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     picture.legend(found.values(), found.keys(), loc="outside lower left", ncols=5)
+
+
+# ---- recordings without a matrix: one over time, or two compared ---------------------------------------------------
+
+
+def read_recordings(paths: Sequence[Path]) -> list[Recording]:
+    """Return the recordings in files. Raises RecordError if there is none."""
+    found: list[Recording] = []
+    for path, name in zip(paths, shortened_names([str(path) for path in paths], 40), strict=True):
+        node = Node(folder=RunDir(path.parent), samples=(samples := load(path)))
+        found.append((f"{name}{' (simulated)' * samples.simulated}", samples, timeline_of([node])))
+    return found
+
+
+def draw_recordings(recordings: Sequence[Recording]) -> Figure | str:
+    """Return a figure with a panel per quantity: of one recording a line per GPU, of two the GPUs of each together."""
+    known = [(name, one) for name, _, one in recordings if one]
+    shown = [quantity for quantity in METRICS if any(one.knows(quantity) for _, one in known)]
+    if not shown:
+        return "there are no two samples with a value"
+    names = " and ".join(name for name, _ in known)
+    picture, panels = figure.new_figure(names, "GPU recording", len(shown), min(2, len(shown)))
+    time_name, seconds = figure.time_unit(max(one.seconds for _, one in known))
+    for axes, quantity in zip(panels, shown, strict=True):
+        word, unit, size = METRICS[quantity]
+        lanes, worst = known[0][1].lines(quantity)
+        if len(known) > 1:
+            lanes, worst = [range_of(name, one.lanes[quantity]) for name, one in known], ""
+        _draw_lanes(axes, lanes, seconds, size)
+        axes.set_title(f"{word}, {unit}{worst and f': {worst}'}")
+        axes.set_xlabel(f"time ({time_name})")
+    _draw_legend(picture)
+    return picture
+
+
+def summary(recordings: Sequence[Recording]) -> str:
+    """Return mean, minimum and maximum of each quantity: of one recording per GPU, of two over the GPUs of each."""
+    lines, rows = [], []
+    for name, one, _ in recordings:
+        lines.append(f"{name}: {plural(len(one), 'sample')} in {one.seconds:,.1f} s")
+        lines += [f"! {note}" for note in one.notes]
+    for quantity, (word, unit, size) in METRICS.items():
+        for name, one, _ in recordings:
+            labels = [f"{each.name_on('')}, {each.gpu_name}" for each in one.devices]
+            of_each = zip(labels, one[quantity].T, strict=True) if len(recordings) == 1 else [(name, one[quantity])]
+            for label, values in of_each:
+                if len(known := values[~np.isnan(values)] / size):
+                    numbers = (fixed(float(number), 2) for number in (known.mean(), known.min(), known.max()))
+                    rows.append([f"{word}, {unit}", label, *numbers])
+    rendered = table(columns(["quantity", "of", "mean", "minimum", "maximum"], (0, 1)), rows, WIDTH)
+    return "\n".join([*lines, "", *rendered, ""])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draw what the options of gputop ask for, print the written files or the error, and return the exit status."""
+    return run_program(partial(_main, argv))
+
+
+def _main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="gputop", description="Draw recordings of any format.", allow_abbrev=False)
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--gen-graph", type=Path, metavar="FILE", help="draw a recording over time, next to it")
+    chosen.add_argument("--compare", type=Path, nargs=2, metavar="FILE", help="compare two recordings, in this folder")
+    options = parser.parse_args(argv)
+    path: Path | None = options.gen_graph
+    stem = "gpu_comparison" if path is None else str(path.absolute()).removesuffix(".json")
+    recordings = read_recordings(options.compare if path is None else [path])
+    text, file = summary(recordings), Path(f"{stem}_summary.txt")
+    written, missing = figure.draw_jobs([(f"{stem}_plot.png", partial(draw_recordings, recordings))], Path())
+    write_text(file, text)
+    print(text, *(f"wrote {one}" for one in (*written, file)), *missing, sep="\n")
+    return 0
 
 
 def _labels(rows: Sequence[Recorded]) -> list[str]:
     """Return the names of runs, with a mark if one is simulated or did not finish."""
     short = shortened_names([run.name for run, _ in rows], figure.MOST_NAME)
     return [
-        name + " (simulated)" * gpu.simulated + f" ({run.status})" * (run.status not in ("", "finished"))
+        name + " (simulated)" * gpu.simulated + f" ({run.status})" * (run.status != Status.FINISHED)
         for name, (run, gpu) in zip(short, rows, strict=True)
     ]
 

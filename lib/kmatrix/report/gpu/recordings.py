@@ -31,7 +31,7 @@ CSV_NAMES = {
     **{"power_w": "power", "temp_c": "temperature", "util_pct": "utilization", "sm_clock_mhz": "sm_clock"},
     **{"mem_used_mb": "memory_used", "mem_total_mb": "memory_total"},
 }
-EARLIER = "in time, energy and mean power of the run; memory and balance are of the last attempt"
+EARLIER = "in time and energy of the run; means and balance are of the last attempt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,10 +56,6 @@ class Device(DeviceFacts, frozen=True, kw_only=True):
     joules: Annotated[float | None, Meta(description="energy, J; null if a part of it is unknown")]
     lost_at: Annotated[float | None, Meta(description="since when it does not respond, Unix s")]
     lost_s: Annotated[float, Meta(description="time without a response, s; its power is unknown")]
-    throttled_s: Annotated[dict[str, float], Meta(description="time with reduced clocks by reason, s")]
-    foreign: Annotated[tuple[str, ...], Meta(description="processes that do not belong to the run")]
-    ecc_uncorrected: Annotated[int, Meta(description="uncorrected memory errors")]
-    xids: Annotated[dict[int, int], Meta(description="code of an XID error -> number of errors")]
 
     @property
     def main(self) -> dict[str, Statistics]:
@@ -78,11 +74,10 @@ class Period(Record, frozen=True, kw_only=True):
     seconds: Annotated[float | None, Meta(description="sampled time, s")] = None
     memory_used_mean: Annotated[float | None, Meta(description="memory of all devices, mean, MiB")] = None
     mean_power: Annotated[float | None, Meta(description="power of all devices, mean, W")] = None
-    utilization: Annotated[float | None, Meta(description="mean over the devices that have one, %")] = None
+    utilization: Annotated[float | None, Meta(description="mean over the devices, %")] = None
     joules: Annotated[float | None, Meta(description="energy of all devices in the sampled time, J")] = None
     joules_per_token: Annotated[float | None, Meta(description="J/token; null: less than 90 % was sampled")] = None
     balance: Annotated[dict[str, Balance], Meta(description="of each quantity")] = field(default_factory=dict)
-    no_balance: Annotated[str, Meta(description="why that of the memory is missing")] = ""
 
 
 class Gpu(Record, frozen=True, kw_only=True):
@@ -102,21 +97,12 @@ class Gpu(Record, frozen=True, kw_only=True):
     memory_used_max: Annotated[float | None, Meta(description="highest sum over the devices of an attempt, MiB")] = None
     memory_total: Annotated[float | None, Meta(description="memory of all GPUs, or of all hosts, MiB")] = None
     phases: Annotated[dict[str, float], Meta(description="phase without training -> s")] = field(default_factory=dict)
-    has_earlier: Annotated[bool, Meta(description="time and energy include attempts on other devices")] = False
     ranks: Annotated[Ranks | None, Meta(description="compute time of each rank; null: unknown")] = None
-    problems: Annotated[tuple[str, ...], Meta(description="what impaired a device, one sentence each")] = ()
-    notes: Annotated[tuple[str, ...], Meta(description="limits of these numbers, one sentence each")] = ()
+    notes: Annotated[
+        tuple[str, ...], Meta(description="what impaired devices, and limits of these numbers, one sentence each")
+    ] = ()
 
     @property
     def main(self) -> Period:
         """The training, the whole recording if that is unknown."""
         return self.training or self.whole
-
-
-class RecordedRun(Record, frozen=True, kw_only=True):
-    """A run with a recording, as far as a folder of recordings tells."""
-
-    name: Annotated[str, Meta(description="name of its folder")]
-    optimizer: Annotated[str, Meta(description="empty: unknown")] = ""
-    status: Annotated[str, Meta(description="as of a run; empty: unknown")] = ""
-    gpu: Annotated[Gpu | None, Meta(description="null: nothing was recorded")] = None
