@@ -21,7 +21,7 @@ from kmatrix.report.gpu.results import DeviceFacts
 from kmatrix.report.gpu.samples import IMPOSSIBLE, MEASURED, SELECTED, Array, Samples, samples_of
 from kmatrix.text import first_names, plural
 
-CHUNK = 1 << 18  # bytes that are decoded at a time: their objects stay in the cache of a core
+CHUNK = 1 << 19  # bytes that are decoded at a time: their objects stay in the cache of a core
 BEGIN = re.compile(rb'\[(\s*\{\s*"[^"\\]*")')  # of an array, up to the first key of its first entry
 NOT_JSON = re.compile(rb"(?<=[\s:,\[])(?:-?Infinity|NaN)(?=[\s,}\]])")  # what Python writes although JSON has none
 NUMBER = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*(?:W|%|MB|MiB|MHz|C|°C|J)?\s*")
