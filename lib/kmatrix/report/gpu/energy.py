@@ -50,9 +50,8 @@ def _filled(time: Array, values: Array, gap_s: float, *, is_counter: bool) -> Ar
     known = np.flatnonzero(is_known)
     if not len(known) or len(known) == len(values):
         return values
-    unknown = (
-        np.diff(time[known], prepend=time[0], append=time[-1]) > gap_s
-    )  # holes: before each known value, at the end
+    # Holes: before each known value, and at the end
+    unknown = np.diff(time[known], prepend=time[0], append=time[-1]) > gap_s
     if is_counter:
         unknown[1:-1] &= np.diff(values[known]) < 0
     found = np.interp(time, time[known], values[known])

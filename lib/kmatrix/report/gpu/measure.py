@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import asdict
 
-from kmatrix.gpu.balance import balance_of
+from kmatrix.gpu.balance import Balance, balance_of
 from kmatrix.gpu.formats.summary import DeviceEntry, SummaryFile
 from kmatrix.gpu.recorder.summary import EXCLUDED_ATTEMPT, NO_POWER, NO_RESPONSE
 from kmatrix.gpu.xid import xids_text
@@ -35,7 +36,13 @@ MIN_COVERAGE = 0.9  # share of a period that must be sampled for its energy per 
 SILENT_S = 1.0  # without any value for this long, a GPU did not respond
 COMPUTED = (NO_RESPONSE, NO_POWER, EXCLUDED_ATTEMPT)  # in warnings of the recorder which the report replaces
 NOTHING_RECORDED, XID = "nothing recorded", "xid"  # events of the recorder
-Spent = tuple[float | None, float | None]  # sampled s and J; None: unknown
+
+
+class Spent(NamedTuple):
+    """What a node sampled of a period. None: unknown."""
+
+    seconds: float | None
+    joules: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +83,14 @@ def gpu_of(
     notes += [f"nothing recorded on {', '.join(silent)}"] if silent else []
     notes += [note for one in known for note in one.notes]
     devices = [device for one in known for device in one.devices]
-    period = partial(_period, tokens, doubt=any(one.samples.doubt for one in known), missing=len(silent))
-    whole, training = period([one.whole for one in devices], [one.whole for one in known], seconds), None
+    period = partial(_period, tokens=tokens, doubt=any(one.samples.doubt for one in known))
+    nothing, unknown = [dict[str, Statistics]()] * len(silent), [Spent(None, None)] * len(silent)
+    whole = period([one.whole for one in devices] + nothing, [one.whole for one in known] + unknown, wanted=seconds)
     trained = [one.training for one in known if one.training]
     if len(trained) == len(known):
-        training = period([one.main for one in devices], trained, first.took_s)
+        training = period([one.main for one in devices] + nothing, trained + unknown, wanted=first.took_s)
     else:
-        devices = [replaced(device, training=None) for device in devices]
+        devices, training = [replaced(device, training=None) for device in devices], None
     for name, of, length in (("training", training, first.took_s), ("recording", whole, seconds)):
         if tokens and of and of.joules is not None and of.joules_per_token is None:
             notes.append(f"J/token of the {name} unknown: {duration(of.seconds)} of {duration(length)} were recorded")
@@ -90,6 +98,7 @@ def gpu_of(
     if ranks and even and even.quality == "Excellent":
         ranks = replaced(ranks, hidden=ranks.straggler_time_share > HIDDEN_STRAGGLER)
     memory, unit = samples["memory_used"], samples.devices[0].unit
+    peak = float(np.nansum(memory, axis=1).max()) if len(nodes) == 1 and np.isfinite(memory).any() else None
     # Ranks share the memory of their host.
     sizes = {device.label if unit == "GPU" else device.host: device.memory_total for device in devices}
     is_counted = np.isfinite(samples["energy_j"]).any(axis=0).all()
@@ -105,9 +114,7 @@ def gpu_of(
         gpus=tuple(devices),
         whole=whole,
         training=training,
-        memory_used_max=float(np.nansum(memory, axis=1).max())
-        if len(nodes) == 1 and np.isfinite(memory).any()
-        else None,
+        memory_used_max=peak,
         memory_total=complete_sum(list(sizes.values())),
         phases={phase: spent for phase, spent in phases.items() if spent},
         ranks=ranks,
@@ -116,34 +123,29 @@ def gpu_of(
 
 
 def _period(
-    tokens: int | None,
-    devices: Sequence[Mapping[str, Statistics]],
-    spent: Sequence[Spent],
-    wanted: float | None,
-    *,
-    doubt: bool,
-    missing: int,
+    of: Sequence[dict[str, Statistics]], spent: Sequence[Spent], wanted: float | None, tokens: int | None, doubt: bool
 ) -> Period:
     """Return the numbers of all devices over a period.
 
-    spent: by each node. wanted: length of the period (s). doubt: they cannot be compared. missing: unrecorded nodes.
+    spent: by each node. wanted: length of the period (s). doubt: the devices cannot be compared.
     """
-    means = {
-        name: [one[name].mean for one in devices if name in one] for name in ("memory_used", "utilization", "power")
-    }
-    means = {name: each if len(each) == len(devices) and not missing else [] for name, each in means.items()}
-    sampled = [seconds for seconds, _ in spent if seconds is not None]
-    joules = complete_sum([joules for _, joules in spent]) if not missing else None
-    is_covered = not wanted or min(sampled, default=0.0) >= MIN_COVERAGE * wanted
-    balances = {name: balance_of(each) for name, each in means.items() if any(each) and not doubt}
+    means, balances = dict[str, list[float]](), dict[str, Balance]()
+    for name in ("memory_used", "utilization", "power"):
+        known = [one[name].mean for one in of if name in one]
+        means[name] = known if len(known) == len(of) else []
+        if any(means[name]) and not doubt and (found := balance_of(known)):
+            balances[name] = found
+    seconds = min((one.seconds for one in spent if one.seconds is not None), default=None)
+    joules = complete_sum([one.joules for one in spent])
+    is_covered = not wanted or (seconds or 0.0) >= MIN_COVERAGE * wanted
     return Period(
-        seconds=min(sampled, default=None),
+        seconds=seconds,
         memory_used_mean=complete_sum(means["memory_used"]),
         mean_power=complete_sum(means["power"]),
-        utilization=math.fsum(means["utilization"]) / len(devices) if means["utilization"] else None,
+        utilization=math.fsum(means["utilization"]) / len(of) if means["utilization"] else None,
         joules=joules,
         joules_per_token=joules / tokens if joules is not None and tokens and is_covered else None,
-        balance={name: balance for name, balance in balances.items() if balance},
+        balance=balances,
     )
 
 
@@ -161,10 +163,8 @@ def _measured(node: Node, samples: Samples, *, running: bool) -> _Measured:
     is_known = np.logical_or.reduce([~np.isnan(samples[quantity]) for quantity in MEASURED])
     devices, notes = list[Device](), [text for text in summary.warnings if not any(part in text for part in COMPUTED)]
     for at, one in enumerate(samples.devices[: len(whole)]):
-        entry, may_be_lost = (
-            entries.get((one.gpu_index, one.uuid), DeviceEntry()),
-            not samples.doubt and one.unit == "GPU",
-        )
+        entry = entries.get((one.gpu_index, one.uuid), DeviceEntry())
+        may_be_lost = not samples.doubt and one.unit == "GPU"
         lost_at, lost_s = _lost(samples, is_known[:, at]) if may_be_lost else (None, 0.0)
         if lost_at is None:
             lost_at = entry.lost_at  # a run ends soon after: too soon for samples to tell
@@ -188,13 +188,12 @@ def _measured(node: Node, samples: Samples, *, running: bool) -> _Measured:
         )
     notes += [*_xids(node.folder), *_gap_note(samples, spans)]
     inside = float(within(samples.time, training)[~samples.gaps].sum())
+    in_training = Spent(inside, _known(joules_within(samples, steps, training)))
     return _Measured(
         samples=samples,
         devices=devices,
-        whole=(samples.seconds or None, _known(joules.sum())),
-        training=(inside, _known(joules_within(samples, steps, training)))
-        if any(trained) and samples.usual_s
-        else None,
+        whole=Spent(samples.seconds or None, _known(joules.sum())),
+        training=in_training if any(trained) and samples.usual_s else None,
         took_s=sum(end - begin for begin, end in training),
         notes=[node.prefix + note for note in notes],
     )
