@@ -50,7 +50,7 @@ def results(tmp_path):
     """Return results with these rankings."""
     base = analyse(make_matrix(tmp_path, [FakeRun()]))
 
-    def of(*rankings, means=(), **counts):
+    def of(*rankings, **counts):
         names = dict.fromkeys(name for one in rankings for name in (*one.order, *one.no_result))
         configurations = [
             Configuration(
@@ -62,12 +62,12 @@ def results(tmp_path):
                 seeds=(1, 2),
                 ends=dict(counts.get(name, {})),
                 pending=0,
-                mean=means[at] if at < len(means) else 3.2719,
-                deviation=None if means else 0.002,
+                mean=3.2719,
+                deviation=0.002,
                 interval=None,
                 amounts={},
             )
-            for at, name in enumerate(names)
+            for name in names
         ]
         number = {name: counts[name] for name in counts if name not in names} or {"finished": 2}
         return replaced(base, rankings=rankings, configurations=tuple(configurations), counts=number)
@@ -144,7 +144,7 @@ def test_the_headline_of_each_state(results, pairs, headline):
             "2 of 3 beat the baseline adamw (best: soap, by 0.2000 ± 0.0031 nats/token); "
             "not distinguishable from the baseline: sgd",
         ),
-        ([pair("adamw", "muon", BETTER)], "The baseline adamw beats muon by 0.0117 ± 0.0031 nats/token"),
+        ([pair("adamw", "muon", BETTER)], "muon does not beat the baseline adamw"),
         ([pair("adamw", "muon", BETTER), pair("adamw", "sgd", BETTER)], "None of 2 beats the baseline adamw"),
     ],
 )
@@ -193,17 +193,12 @@ def test_an_open_comparison_says_why_it_gets_no_more_seeds(results, why, words):
     assert "equal within 0.0034" in line
 
 
-def test_one_seed_is_not_evidence_and_a_difference_is_never_printed_as_0(results):
-    for means, words in (
-        ((3.2719, 3.2816), "so far muon is lowest at 3.2719 nats/token, 0.0097 below adamw"),
-        ((3.2719, 3.27192), "less than 0.0001 below adamw"),
-        ((3.2719, 3.2719), "the same as adamw"),
-    ):
-        alone = results(ranking(pair("muon", "adamw", OPEN, **UNTESTED), command="make add SEED=2,3"), means=means)
-        assert headlines(alone) == ("No verdict: one seed per configuration is not evidence",)
-        evidence, following, command = lines_of(alone)
-        assert words in evidence
-        assert (following, command) == ("Next: two more seeds per configuration allow a test.", "make add SEED=2,3")
+def test_one_seed_is_not_evidence(results):
+    alone = results(ranking(pair("muon", "adamw", OPEN, **UNTESTED), command="make add SEED=2,3"))
+    assert headlines(
+        replaced(alone, configurations=tuple(replaced(one, deviation=None) for one in alone.configurations))
+    ) == ("No verdict: one seed per configuration is not evidence",)
+    assert lines_of(alone) == ["Next: two more seeds per configuration allow a test.", "make add SEED=2,3"]
 
 
 @pytest.mark.parametrize(

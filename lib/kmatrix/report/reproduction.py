@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,25 +30,18 @@ class Repetition:
         return all(was == now for was, now in self.values.values())
 
     def lines(self) -> list[str]:
-        """Return the result as lines: equal, or the first and the largest difference."""
+        """Return the result as lines: equal, or the first and the last difference."""
         if not self.values:
             return ["nothing to compare: no values were logged"]
         counted = f"{len(self.values)} values in {len({step for step, _ in self.values})} steps"
         if self.equal:
             return [f"equal bit for bit: {counted}"]
         differing = [key for key, (was, now) in self.values.items() if was != now]
-        first, largest = differing[0], max(differing, key=self._distance)
-        lines = [f"not equal: {len(differing)} of {counted} differ", f"first at {self._line(first)}"]
-        return [*lines, f"largest at {self._line(largest)}"] if largest != first else lines
-
-    def _distance(self, key: tuple[int, str]) -> float:
-        was, now = self.values[key]
-        return abs(now - was) if was is not None and now is not None else 0.0 if was is now else math.inf
+        lines = [f"not equal: {len(differing)} of {counted} differ", f"first at {self._line(differing[0])}"]
+        return [*lines, f"last at {self._line(differing[-1])}"] if len(differing) > 1 else lines
 
     def _line(self, key: tuple[int, str]) -> str:
-        by = self._distance(key)
-        size = f" (difference {by:.3g})" if math.isfinite(by) else ""
-        return f"step {key[0]}: {_change(key[1], *self.values[key])}{size}"
+        return f"step {key[0]}: {_change(key[1], *self.values[key])}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
