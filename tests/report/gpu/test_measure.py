@@ -102,7 +102,7 @@ def test_means_are_of_the_training_and_peaks_and_energy_of_the_whole_run(tmp_pat
     gpu = measured(run)
     expected = [[memory_at(second, index) for second in range(100) if is_training(second)] for index in (0, 1)]
     for device, values in zip(gpu.gpus, expected, strict=True):
-        assert device.mean("memory_used") == pytest.approx(statistics.fmean(values))
+        assert device.main["memory_used"].mean == pytest.approx(statistics.fmean(values))
         assert device.training["memory_used"].deviation == pytest.approx(statistics.pstdev(values))
         assert device.training["memory_used"].count == 60  # the sample in which the training ends is not one of it
     assert gpu.training.memory_used_mean == pytest.approx(sum(map(statistics.fmean, expected)))
@@ -209,7 +209,7 @@ def test_an_attempt_on_other_gpus_is_in_time_and_energy_and_memory_is_of_the_las
     assert gpu.whole.seconds == 89 + 99
     assert (gpu.training.seconds, gpu.training.joules) == (50 + 60, pytest.approx(3 * 50 * 100 + 2 * 60 * 100))
     assert gpu.training.mean_power == 2 * 100
-    assert gpu.gpus[0].mean("memory_used") == pytest.approx(
+    assert gpu.gpus[0].main["memory_used"].mean == pytest.approx(
         statistics.fmean(memory_at(second, 0) for second in range(100) if is_training(second))
     )
     (note,) = gpu.notes
@@ -280,8 +280,8 @@ def test_a_lost_gpu_adds_no_zeros_and_its_energy_and_power_are_unknown(tmp_path,
     gpu = measured(run)
     device = gpu.gpus[1]
     assert (device.whole["memory_used"].count, device.lost_at, device.lost_s) == (20, STARTED + 20, 40.0)
-    assert device.mean("memory_used") == pytest.approx(12_750)
-    assert (device.mean("power"), device.joules) == (None, None)
+    assert device.main["memory_used"].mean == pytest.approx(12_750)
+    assert (device.main.get("power"), device.joules) == (None, None)
     assert (gpu.whole.joules, gpu.whole.mean_power, gpu.whole.balance.get("power")) == (None, None, None)
     assert gpu.notes == ("GPU 1 was lost at 2026-11-20 05:23:40 UTC: its numbers end there",)
 
@@ -291,7 +291,7 @@ def test_a_gpu_that_was_lost_at_the_very_end_is_lost_by_the_word_of_the_recorder
     (first, second, *rest) = summary_of(gpus, list(gpus.snapshots()))["gpus"]
     record(run, gpus, summary={"gpus": [first, {**second, "lost_at": STARTED + 59}, *rest]})
     device = measured(run).gpus[1]
-    assert (device.lost_at, device.mean("power")) == (STARTED + 59, None)
+    assert (device.lost_at, device.main.get("power")) == (STARTED + 59, None)
 
 
 def test_ranks_on_the_cpu_have_no_capacity_and_share_the_memory_of_their_host(tmp_path):
@@ -373,7 +373,7 @@ def test_without_samples_the_text_is_read_and_without_both_nothing_was_recorded(
     run.gpu_samples.unlink()
     gpu = measured(run)
     assert gpu.whole.balance == expected.whole.balance
-    assert [one.mean("memory_used") for one in gpu.gpus] == [one.mean("memory_used") for one in expected.gpus]
+    assert [one.main["memory_used"] for one in gpu.gpus] == [one.main["memory_used"] for one in expected.gpus]
     for path in (run.gpu_stats, run.gpu_stats_multi):
         path.unlink()
     assert gpu_of(run) is None

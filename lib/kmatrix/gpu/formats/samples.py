@@ -151,8 +151,12 @@ def timestamp(time: float, precision: str = "microseconds") -> str:
 
 
 def time_of(value: Any) -> float | None:
-    """Return Unix s from ISO 8601 (local time without an offset) or from a number."""
+    """Return Unix s from ISO 8601 (local time without an offset) or from a number, also as text."""
     if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            pass
         try:
             return datetime.fromisoformat(value.strip()).timestamp()
         except (ValueError, OverflowError, OSError):  # OverflowError, OSError: a year outside the system's range

@@ -25,8 +25,7 @@ from kmatrix.report import figure
 from kmatrix.report.gpu.recordings import Node, load, recordings_of
 from kmatrix.report.gpu.results import Device, Gpu
 from kmatrix.report.gpu.samples import Samples
-from kmatrix.report.gpu.spans import CHECKPOINT, ENDING, EVALUATION, SET_UP
-from kmatrix.report.gpu.timeline import Lane, Timeline, range_of, timeline_of
+from kmatrix.report.gpu.timeline import CHECKPOINT, ENDING, EVALUATION, SET_UP, Lane, Timeline, range_of, timeline_of
 from kmatrix.report.results import Run
 from kmatrix.text import UNKNOWN, WIDTH, columns, first_names, fixed, plural, shortened_names, table
 
@@ -143,7 +142,7 @@ def balance(name: str, known: Sequence[Recorded]) -> Figure | str:
     about, rows = figure.first_of(name, every, "runs")
     labels, shares = [], []
     for label, (_, gpu) in zip(_labels(rows), rows, strict=True):
-        used = sorted((mean, one.label) for one in gpu.gpus if (mean := one.mean("memory_used")) is not None)
+        used = sorted((one.main["memory_used"].mean, one.label) for one in gpu.gpus)  # known of all: it has a balance
         centre = statistics.fmean(mean for mean, _ in used)
         shares.append([100 * (mean / centre - 1) for mean, _ in used])
         labels.append(f"{label}\nlowest {used[0][1]}, highest {used[-1][1]}")

@@ -27,7 +27,7 @@ from kmatrix.report.gpu.energy import joules_within, steps_of, within
 from kmatrix.report.gpu.recordings import Node, recordings_of
 from kmatrix.report.gpu.results import Device, Gpu, Period, Statistics
 from kmatrix.report.gpu.samples import MEASURED, QUANTITIES, Mask, Samples
-from kmatrix.report.gpu.spans import ENDING, SET_UP, Span, spans_of, training_of
+from kmatrix.report.gpu.timeline import ENDING, SET_UP, Span, spans_of, training_of
 from kmatrix.stats import complete_sum
 from kmatrix.status.stragglers import HIDDEN_STRAGGLER, read_ranks
 from kmatrix.text import duration, plural, time_of_day

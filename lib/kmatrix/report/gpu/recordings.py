@@ -62,13 +62,15 @@ def _read(run_dir: RunDir, node: Node) -> Node:
     """Return a node with its recordings, which are combined if they are of the same kind as the last one."""
     found: list[tuple[Path, Samples]] = []
     notes: list[str] = []
-    for path in _paths(node.folder):
+    folder = node.folder
+    last_start = [folder.gpu_samples] if folder.gpu_samples.exists() else []
+    for path in (*folder.earlier_gpu_samples(), *last_start, *text_recordings(folder.path)):
         if path.suffix != ".bin" and found:
             break  # a text recording is the second choice, and the first of several has all
         try:
             found.append((path, load(path)))
         except RecordError as error:
-            notes.append(f"{error.what}{error.why and f': {error.why}'}".replace(f"{node.folder.path}/", ""))
+            notes.append(f"{error.what}{error.why and f': {error.why}'}".replace(f"{folder.path}/", ""))
     if not found:
         return replace(node, notes=tuple(node.prefix + note for note in notes))
     path, last = found.pop()
@@ -90,11 +92,6 @@ def text_recordings(folder: Path) -> list[Path]:
     """Return the text recordings in a folder, preferred first; of one pattern the newest name first."""
     found = (path for pattern in PATTERNS for path in sorted(folder.glob(pattern), reverse=True))
     return list(dict.fromkeys(found))
-
-
-def _paths(folder: RunDir) -> list[Path]:
-    last = [folder.gpu_samples] if folder.gpu_samples.exists() else []
-    return [*folder.earlier_gpu_samples(), *last, *text_recordings(folder.path)]
 
 
 def load(path: Path) -> Samples:
@@ -127,7 +124,7 @@ def _table(path: Path) -> Samples:
         why = f"its columns are {listed}; expected {expected}, gpu1_power_w ..."
         raise RecordError(f"{path} is not a GPU recording", why=why, hint=HINT)
     complete = [row for row in lines if len(row) == len(header)]
-    rows = [(time, row) for row in complete if (time := _time(row[0])) is not None]
+    rows = [(time, row) for row in complete if (time := time_of(row[0])) is not None]
     notes = [f"{path.name}: {plural(lost, 'incomplete line')} left out"] if (lost := len(lines) - len(rows)) else []
     indices = sorted({index for index, _ in named.values()})
     raw = {name: [np.full(len(rows), np.nan) for _ in indices] for name in (*MEASURED, "memory_total")}
@@ -136,11 +133,3 @@ def _table(path: Path) -> Samples:
     mark = f" {SIMULATED}" if CSV_SIMULATED in header else ""
     devices = [DeviceFacts(gpu_index=index, gpu_name=f"GPU {index}{mark}") for index in indices]
     return samples_of(path, devices, raw, [time for time, _ in rows], notes=notes)
-
-
-def _time(text: str) -> float | None:
-    """Return Unix s from ISO 8601 or from a number, None if it is neither."""
-    try:
-        return float(text)
-    except ValueError:
-        return time_of(text)

@@ -62,11 +62,6 @@ class Device(DeviceFacts, frozen=True, kw_only=True):
         """The statistics of the training, of the whole recording if that is unknown."""
         return self.whole if self.training is None else self.training
 
-    def mean(self, quantity: str) -> float | None:
-        """Return a mean of `main`, None if it is unknown."""
-        known = self.main.get(quantity)
-        return known.mean if known else None
-
 
 class Period(Record, frozen=True, kw_only=True):
     """All devices over a period. null: unknown, also if it is for one device."""
