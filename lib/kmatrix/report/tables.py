@@ -11,7 +11,7 @@ from kmatrix.records.runs import RunNumbers
 from kmatrix.report import wording
 from kmatrix.report.ranking import NOT_AMOUNTS
 from kmatrix.report.results import Ranking, Results, Run
-from kmatrix.text import UNKNOWN, count, duration, fixed, joules, plural, signed
+from kmatrix.text import UNKNOWN, count, duration, fixed, plural, signed
 from kmatrix.verdict.family import Pair
 from kmatrix.verdict.target import TargetTest
 
@@ -214,12 +214,12 @@ def devices(runs: Sequence[Run]) -> Table:
             "devices": plural(len(gpu.gpus), gpu.unit) + (" (simulated)" if gpu.simulated else ""),
             "memory MiB": fixed(main.memory_used_mean, 0, grouped=True),
             "peak MiB": fixed(peak, 0, grouped=True),
-            "of capacity": f"{100 * peak / capacity:.0f}%" if capacity and peak is not None else UNKNOWN,
+            "of capacity": f"{100 * peak / capacity:.0f}%" if capacity and peak is not None else None,
             "utilization": UNKNOWN if main.utilization is None else f"{main.utilization:.1f}%",
-            "W": fixed(main.mean_power),
-            "energy": joules(gpu.whole.joules),
-            "max °C": fixed(max(heat, default=None), 0),
-            "CV of memory": "n/a" if even is None else f"{cv_text(even.cv)} {even.quality}",
+            "W": None if main.mean_power is None else fixed(main.mean_power),
+            "energy": wording.known("joules", gpu.whole.joules),
+            "max °C": fixed(max(heat), 0) if heat else None,
+            "CV of memory": None if even is None else f"{cv_text(even.cv)} {even.quality}",
         })  # fmt: skip
     return table_of(rows, ("devices", "CV of memory"))
 
