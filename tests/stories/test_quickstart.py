@@ -41,7 +41,7 @@ def test_the_quickstart_compares_two_optimizers(clone):
     assert (matrix / "report.html").stat().st_size > 10_000
     summary = (matrix / "summary_report.txt").read_text()
     assert "one seed per configuration is not evidence" in summary
-    assert "CPU ranks" in summary
+    assert "ranks on the CPU" in summary
     assert "Balance (training): CV = " in summary
     for name in GRAPHS:
         check_picture(matrix / "graphs" / f"{name}.png")
