@@ -54,7 +54,7 @@ def write_summary(matrix: MatrixDir, results: Results) -> str:
 def draw_graphs(matrix: MatrixDir, results: Results) -> tuple[list[Path], list[str]]:
     """Draw every graph that has data; return the files, and the reason for each graph that was not drawn."""
     files, missing = graphs.draw(results, matrix.graphs)
-    more, without = gpu_graphs.draw(matrix.path, results.runs, matrix.graphs)
+    more, without = gpu_graphs.draw(matrix.path, results.runs, {}, matrix.graphs)
     return [*files, *more], [*missing, *without]
 
 

@@ -80,7 +80,7 @@ def test_a_file_per_picture_is_written_and_what_is_missing_is_named(tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "gpu_metrics.csv").write_text("timestamp,gpu_index\n")
     bad = Run(name="bad", status="finished", gpu=gpu_of(RunDir(tmp_path / "bad")))
-    files, (note,) = graphs.draw(tmp_path, [*runs, bad], tmp_path / "graphs")
+    files, (note,) = graphs.draw(tmp_path, [*runs, bad], {}, tmp_path / "graphs")
     assert [path.stem for path in files] == NAMES
     assert all(path.stat().st_size > 0 for path in files)
     assert note.startswith("bad: gpu_metrics.csv is not a GPU recording")

@@ -84,7 +84,7 @@ def foreign_folder(root):
 
 
 def test_a_folder_of_the_original_project_is_read(tmp_path):
-    _, (failed, finished) = read_folder(foreign_folder(tmp_path))
+    _, (failed, finished), _ = read_folder(foreign_folder(tmp_path))
     assert (finished.optimizer, finished.status, len(finished.gpu.gpus)) == ("adamwprune", "finished", 4)
     assert (failed.optimizer, failed.status, failed.gpu.whole.balance["memory_used"].quality) == (
         "adamw",
@@ -96,9 +96,9 @@ def test_a_folder_of_the_original_project_is_read(tmp_path):
 @pytest.mark.process
 def test_large_recordings_are_read_by_several_processes(tmp_path, monkeypatch):
     folder = foreign_folder(tmp_path)
-    expected = read_folder(folder)
+    expected = read_folder(folder)[:2]
     monkeypatch.setattr("kmatrix.report.read.LARGE", 0)
-    assert read_folder(folder) == expected
+    assert read_folder(folder)[:2] == expected
 
 
 def test_a_recording_that_cannot_be_read_is_named_with_the_reason(tmp_path):

@@ -13,7 +13,8 @@ from kmatrix.records.paths import MatrixDir, RunDir, matrix_dirs
 from kmatrix.records.runs import Status
 from kmatrix.report.analyse import analyse
 from kmatrix.report.gpu.measure import gpu_of
-from kmatrix.report.gpu.recordings import PATTERNS, text_recordings
+from kmatrix.report.gpu.recordings import PATTERNS, recordings_of, text_recordings
+from kmatrix.report.gpu.timeline import Timeline, timeline_of
 from kmatrix.report.read import of_each
 from kmatrix.report.render import TEXT, environment, plain
 from kmatrix.report.results import Run
@@ -29,32 +30,33 @@ def find_recorded(target: Path | None, results_dir: Path) -> Path:
     return found
 
 
-def read_folder(folder: Path) -> tuple[Path, Sequence[Run]]:
-    """Return the folder that contains the runs of a matrix, of a folder, or of its parent, and the runs.
+def read_folder(folder: Path) -> tuple[Path, Sequence[Run], Mapping[str, Timeline | None]]:
+    """Return the folder that contains the runs of a matrix, of a folder, or of its parent; the runs; and over time.
 
-    Raises RecordError if there is no recording.
+    The last are of foreign runs alone, by name: their recordings take long to read. Raises RecordError if there is no
+    recording.
     """
     root = folder = folder.resolve()
-    matrix = MatrixDir(folder)
+    matrix, timelines = MatrixDir(folder), dict[str, Timeline | None]()
     if matrix.matrix_json.is_file():
         runs = analyse(matrix).runs
-    elif text_recordings(folder):
-        root, runs = folder.parent, (_foreign((folder, {})),)
     else:
-        runs = tuple(_foreign_runs(folder))
+        root = folder.parent if text_recordings(folder) else folder
+        found = [_foreign((folder, {}))] if root != folder else _foreign_runs(folder)
+        runs, timelines = tuple(run for run, _ in found), {run.name: timeline for run, timeline in found}
     if not any(run.gpu for run in runs):
         raise RecordError(f"no GPU recording in {folder}", hint="set GPU_MONITOR=y for the next matrix")
-    return root, runs
+    return root, runs, timelines
 
 
 def summarize(folder: Path) -> str:
     """Return the consolidated GPU report of a folder. Raises RecordError if it has no recording."""
-    root, runs = read_folder(folder)
+    root, runs, _ = read_folder(folder)
     template: Any = environment(TEXT).get_template("gpu.txt.j2").module
     return plain(str(template.consolidated(root.name, runs))).lstrip("\n")
 
 
-def _foreign_runs(folder: Path) -> list[Run]:
+def _foreign_runs(folder: Path) -> list[tuple[Run, Timeline | None]]:
     """Return all runs in a folder, also those that all_results.json of the original project lists."""
     try:
         entries = json.loads((folder / "all_results.json").read_bytes())
@@ -70,18 +72,20 @@ def _recorded_in(folder: Path) -> set[Path]:
     return {path.parent for pattern in PATTERNS for path in folder.glob(f"*/{pattern}")}
 
 
-def _foreign(found: tuple[Path, Mapping[str, Any]]) -> Run:
+def _foreign(found: tuple[Path, Mapping[str, Any]]) -> tuple[Run, Timeline | None]:
     """Return a run of the original project. found: its folder, and its entry in all_results.json."""
     folder, result = found
-    tokens = finite(result.get("tokens"))
+    tokens, nodes = finite(result.get("tokens")), recordings_of(RunDir(folder))
     _, _, optimizer = folder.name.partition("_")  # gpt2_adamw_magnitude_50
-    return Run(
+    run = Run(
         name=folder.name,
         optimizer=str(result.get("optimizer") or optimizer.partition("_")[0]),
         status=Status.FAILED if result.get("success") is False else Status.FINISHED,
         gpu=gpu_of(
             RunDir(folder),
+            nodes,
             tokens=None if tokens is None else int(tokens),
             seconds=finite(result.get("elapsed_time")),
         ),
     )
+    return run, timeline_of(nodes)

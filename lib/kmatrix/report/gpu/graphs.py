@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -50,10 +50,13 @@ Recorded = tuple[Run, Gpu]
 Recording = tuple[str, Samples, Timeline | None]  # name, and what was recorded
 
 
-def draw(root: Path, runs: Sequence[Run], folder: Path) -> tuple[list[Path], list[str]]:
+def draw(
+    root: Path, runs: Sequence[Run], timelines: Mapping[str, Timeline | None], folder: Path
+) -> tuple[list[Path], list[str]]:
     """Draw the pictures of the devices into `folder`; return the files, and the reason for each that was not drawn.
 
-    root: contains the folders of the runs. Both are empty if no run has a recording.
+    root: contains the folders of the runs. timelines: of the runs that need not be read again. Both are empty if no run
+    has a recording.
     """
     name = root.name
     unread = [f"{run.name}: {note}" for run in runs if run.gpu and not run.gpu.gpus for note in run.gpu.notes]
@@ -63,10 +66,13 @@ def draw(root: Path, runs: Sequence[Run], folder: Path) -> tuple[list[Path], lis
     if not known:
         return [], unread
     about, rows = figure.first_of(name, known, "runs")
-    timelines = [
-        timeline_of(recordings_of(RunDir(root / run.name)), running=run.status == Status.RUNNING) for run, _ in rows
-    ]
-    timed = [(row, one) for row, one in zip(rows, timelines, strict=True) if one]
+    timed = []
+    for run, gpu in rows:
+        if run.name in timelines:
+            one = timelines[run.name]
+        else:
+            one = timeline_of(recordings_of(RunDir(root / run.name)), running=run.status == Status.RUNNING)
+        timed += [((run, gpu), one)] if one else []
     jobs: list[figure.Job] = [
         ("gpu_memory_comparison.png", partial(bars, name, known)),
         ("per_gpu_memory_breakdown.png", partial(per_gpu, name, known)),
