@@ -86,6 +86,10 @@ def gputop(*arguments, environment=None):
     return subprocess.run(command, check=True, env=known, stdout=subprocess.PIPE, text=True, timeout=120).stdout
 
 
+def devices(run, environment):
+    return json.loads(gputop("--run", run, "--json", environment=environment))["multi_gpu_data"]
+
+
 @pytest.mark.process
 def test_a_run_on_this_machine_has_its_processes_and_a_replay_says_that_it_has_none(
     start_recorder, run_dir, library, tmp_path
@@ -94,9 +98,10 @@ def test_a_run_on_this_machine_has_its_processes_and_a_replay_says_that_it_has_n
     lines = f"0 * smact 91\n0 * tensor 55\n0 1 process {pid} 9216\n"
     epoch = time.time()
     recorder = start_recorder("--hz", 20, lines=lines, gpus=2, epoch=epoch)
-    wait_until(lambda: sample_count(run_dir) and "tensor_active" in run_dir.gpu_stats_multi.read_text())
+    wait_until(lambda: sample_count(run_dir))
     on_it = simulate.environment(library, tmp_path / "scenario.scn", 2, epoch)
-    first, second = json.loads(gputop("--run", run_dir.path, "--json", environment=on_it))["multi_gpu_data"]
+    # The recorder reads some metrics less often than others.
+    first, second = wait_until(lambda: "tensor_active" in (found := devices(run_dir.path, on_it))[1] and found)
     assert first["processes"] == []
     assert [(one["pid"], one["gpu_memory"]) for one in second["processes"]] == [(pid, 9216)]
     assert second["tensor_active"] == 55
