@@ -31,19 +31,17 @@ def find_recorded(target: Path | None, results_dir: Path) -> Path:
 
 
 def read_folder(folder: Path) -> tuple[Path, Sequence[Run], Mapping[str, Timeline | None]]:
-    """Return the folder that contains the runs of a matrix, of a folder, or of its parent; the runs; and over time.
+    """Return the folder that contains the runs of a matrix, of a folder, or of its parent; the runs; those over time.
 
-    The last are of foreign runs alone, by name: their recordings take long to read. Raises RecordError if there is no
-    recording.
+    The runs of a matrix are not read over time. Raises RecordError if there is no recording.
     """
     root = folder = folder.resolve()
-    matrix, timelines = MatrixDir(folder), dict[str, Timeline | None]()
-    if matrix.matrix_json.is_file():
-        runs = analyse(matrix).runs
+    if MatrixDir(folder).matrix_json.is_file():
+        runs, timelines = list(analyse(MatrixDir(folder)).runs), {}
     else:
         root = folder.parent if text_recordings(folder) else folder
-        found = [_foreign((folder, {}))] if root != folder else _foreign_runs(folder)
-        runs, timelines = tuple(run for run, _ in found), {run.name: timeline for run, timeline in found}
+        found = [_foreign((folder, {}))] if text_recordings(folder) else _foreign_runs(folder)
+        runs, timelines = [run for run, _ in found], {run.name: one for run, one in found}
     if not any(run.gpu for run in runs):
         raise RecordError(f"no GPU recording in {folder}", hint="set GPU_MONITOR=y for the next matrix")
     return root, runs, timelines
@@ -73,19 +71,15 @@ def _recorded_in(folder: Path) -> set[Path]:
 
 
 def _foreign(found: tuple[Path, Mapping[str, Any]]) -> tuple[Run, Timeline | None]:
-    """Return a run of the original project. found: its folder, and its entry in all_results.json."""
+    """Return a run of the original project, also over time. found: its folder, and its entry in all_results.json."""
     folder, result = found
     tokens, nodes = finite(result.get("tokens")), recordings_of(RunDir(folder))
+    tokens = None if tokens is None else int(tokens)
     _, _, optimizer = folder.name.partition("_")  # gpt2_adamw_magnitude_50
     run = Run(
         name=folder.name,
         optimizer=str(result.get("optimizer") or optimizer.partition("_")[0]),
         status=Status.FAILED if result.get("success") is False else Status.FINISHED,
-        gpu=gpu_of(
-            RunDir(folder),
-            nodes,
-            tokens=None if tokens is None else int(tokens),
-            seconds=finite(result.get("elapsed_time")),
-        ),
+        gpu=gpu_of(RunDir(folder), nodes, tokens=tokens, seconds=finite(result.get("elapsed_time"))),
     )
     return run, timeline_of(nodes)

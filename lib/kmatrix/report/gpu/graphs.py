@@ -55,8 +55,7 @@ def draw(
 ) -> tuple[list[Path], list[str]]:
     """Draw the pictures of the devices into `folder`; return the files, and the reason for each that was not drawn.
 
-    root: contains the folders of the runs. timelines: of the runs that need not be read again. Both are empty if no run
-    has a recording.
+    root: contains the folders of the runs. timelines: those that are read. Both are empty if no run has a recording.
     """
     name = root.name
     unread = [f"{run.name}: {note}" for run in runs if run.gpu and not run.gpu.gpus for note in run.gpu.notes]
@@ -66,13 +65,10 @@ def draw(
     if not known:
         return [], unread
     about, rows = figure.first_of(name, known, "runs")
-    timed = []
-    for run, gpu in rows:
-        if run.name in timelines:
-            one = timelines[run.name]
-        else:
-            one = timeline_of(recordings_of(RunDir(root / run.name)), running=run.status == Status.RUNNING)
-        timed += [((run, gpu), one)] if one else []
+    for run in (run for run, _ in rows if run.name not in timelines):
+        nodes = recordings_of(RunDir(root / run.name))
+        timelines = {**timelines, run.name: timeline_of(nodes, running=run.status == Status.RUNNING)}
+    timed = [(row, one) for row in rows if (one := timelines[row[0].name])]
     jobs: list[figure.Job] = [
         ("gpu_memory_comparison.png", partial(bars, name, known)),
         ("per_gpu_memory_breakdown.png", partial(per_gpu, name, known)),
