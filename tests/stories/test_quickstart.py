@@ -42,7 +42,7 @@ def test_the_quickstart_compares_two_optimizers(clone):
     summary = (matrix / "summary_report.txt").read_text()
     assert "one seed per configuration is not evidence" in summary
     assert "ranks on the CPU" in summary
-    assert "Balance (training): CV = " in summary
+    assert "Balance: CV = " in summary
     for name in GRAPHS:
         check_picture(matrix / "graphs" / f"{name}.png")
     assert not clone.config.exists()

@@ -57,7 +57,7 @@ class Exit(Record, frozen=True, kw_only=True):
     host: str = ""
 
 
-class End(Record, frozen=True, kw_only=True, omit_defaults=True):
+class End(Record, frozen=True, kw_only=True):
     """How an attempt ended."""
 
     kind: str  # finished, oom, nan, gpu lost, signal, stopped ...: the table of `kmatrix.status.fold`
@@ -70,7 +70,7 @@ class End(Record, frozen=True, kw_only=True, omit_defaults=True):
     log_tail: tuple[str, ...] = ()  # last lines of output.log, of a failure
 
 
-class Attempt(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Attempt(Record, frozen=True, kw_only=True):
     """attempts/N.json: a process that has, or had, the run."""
 
     number: Count = 0
