@@ -19,7 +19,7 @@ GAP = 2  # spaces between two columns
 NAME_LEAST = 14  # columns that a name keeps in the narrowest table
 NAME_FAIR = 30  # columns that a name keeps as long as another column can be dropped
 # What a terminal obeys instead of showing it (ECMA-48): control sequences, strings such as a title or the clipboard,
-# other escapes, control characters except line ends and tabs, changes of the writing direction, and no characters.
+# other escapes, control characters except line ends and tabs, changes of the writing direction, noncharacters.
 ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from kmatrix.clock import clock
-from kmatrix.errors import ConfigError, KmatrixError
+from kmatrix.errors import ConfigError, KmatrixError, path_problem
 from kmatrix.locks import is_held
 from kmatrix.records.control import stop_of
 from kmatrix.records.matrix import read_plan
@@ -39,7 +39,7 @@ def conclude(path: Path) -> None:
     try:
         report(MatrixDir(path), draw=symbols.get("AUTO_GENERATE_GRAPHS") == "y")
     except (KmatrixError, OSError) as error:
-        print(f"note: there is no report: {error}", flush=True)
+        print(f"note: there is no report: {path_problem(error) or error}", flush=True)
     if why := finish(path, symbols.get("ON_FINISH", "")):
         print(f"note: {why}", flush=True)
 
